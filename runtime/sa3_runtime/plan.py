@@ -1,0 +1,202 @@
+"""A request as a flat list of typed steps over named buffers: the one thing both devices execute.
+
+Knows: what happens in which order, and the size of every buffer. Doesn't know: who executes it,
+prompts, seeds, files. A `Plan` is a hashable value: two requests with equal plans share one
+captured CUDA graph, and everything that may differ between them (prompt, seed, init audio, mask,
+noise level, guidance scale, schedule) travels in the *input* buffers.
+
+Every float a step needs is an entry of the input buffer `coefficients` (float32 [n]): steps hold
+indices into it, never values. A sampler is therefore a table of coefficients and a list of
+`Combine` steps (see sa3_runtime.samplers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = [
+    "Buffer",
+    "Combine",
+    "CopyOut",
+    "DrawNoise",
+    "Gather",
+    "Guide",
+    "Narrow",
+    "Paste",
+    "Place",
+    "Plan",
+    "RunStage",
+    "SetTime",
+    "Step",
+]
+
+Kind: TypeAlias = Literal["input", "work", "output"]
+Coef: TypeAlias = int  # index into the input buffer `coefficients`
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A named array of a plan.
+
+    kind: "input" is written by the host before a run, "output" is read by it afterwards (pinned
+    host memory on CUDA), "work" lives on the device.
+    dtype: NumPy name; the batch axis is part of the shape.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: Kind = "work"
+
+
+@dataclass(frozen=True, slots=True)
+class RunStage:
+    """Run one stage. `inputs` and `outputs` are (port name, buffer name) pairs.
+
+    stage: name of a stage of the session ("t5gemma", "dit_prepare", "dit_step", "dit", "enc", "dec").
+    latent_len: the L this call is shaped for (selects the optimisation profile).
+    """
+
+    stage: str
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    latent_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrawNoise:
+    """out[0, c, f] = Philox normal number of (seed, clip, draw, e = f·channels + c).
+
+    Seed and clip come from the input buffer `seed` (uint64 [2]: seed, clip).
+    out: float32 [1, C, L]. draw 0 is the initial noise, i + 1 the noise after step i.
+    """
+
+    out: str
+    draw: int
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """out = Σ coefficients[k]·buffer, terms added left to right in float32 without fused
+    multiply-add, so that CPU and GPU agree to the bit. `out` may be one of the operands.
+    At most four terms; all buffers float32 of one shape.
+    """
+
+    out: str
+    terms: tuple[tuple[Coef, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetTime:
+    """out[:] = coefficients[index]: the timestep input of the DiT, float32 [1]."""
+
+    out: str
+    index: Coef
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """Classifier-free guidance on denoised estimates, with adaptive projection (APG).
+
+    MODEL_SPEC §6: D = x − t·v; diff = Dc − Du; parallel = ⟨diff,Dc⟩/‖Dc‖²·Dc over channels and
+    frames together; used = apg·(diff − parallel) + (1 − apg)·diff; D = Dc + (scale − 1)·used;
+    v = (x − D)/t; then, with rescale φ: v = φ·v·std(v_cond)/std(v) + (1 − φ)·v, std over channels
+    per frame. `valid` (float32 [1, L], 1 = real frame) restricts the projection to real frames.
+
+    out may equal cond. All float32 [1, C, L]; t, scale, apg, rescale are coefficient indices.
+    """
+
+    out: str
+    cond: str
+    uncond: str
+    x: str
+    t: Coef
+    scale: Coef
+    apg: Coef
+    rescale: Coef
+    valid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Paste:
+    """x = keep·source + (1 − keep)·x with keep float32 [1, 1, L] of zeros and ones (a select, not
+    a blend: kept frames are copied to the bit). x and source float32 [1, C, L].
+    """
+
+    x: str
+    keep: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """window = source[..., start : start + length] along the last axis."""
+
+    window: str
+    source: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """target[…, at : at + length] = window[…, skip : skip + length] along `axis`."""
+
+    target: str
+    window: str
+    axis: int
+    at: int
+    skip: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """out (int16 [S, 2]) = pcm (int32 [1, T, 2])[0, skip : skip + length] placed at row `at`.
+
+    status (int32 [1]) counts the samples outside ±32767: an integer cast hides NaN, so the decoder
+    emits −2³¹ for it. Values outside are clamped in `out`; the host refuses the clip.
+    """
+
+    out: str
+    pcm: str
+    status: str
+    at: int
+    skip: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOut:
+    """Copy a work buffer to an output buffer of the same shape and dtype."""
+
+    out: str
+    source: str
+
+
+Step: TypeAlias = (
+    RunStage | DrawNoise | Combine | SetTime | Guide | Paste | Gather | Place | Narrow | CopyOut
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Buffers and steps of one render.
+
+    latent_len: L of the sampler. samples: rows of the int16 output `pcm` [samples, 2].
+    Outputs are always `pcm` (int16 [samples, 2]), `latents` (float32 [1, C, L]) and `status`
+    (int32 [1]); `velocity.<i>` and the like may be added for debugging.
+    """
+
+    buffers: tuple[Buffer, ...]
+    steps: tuple[Step, ...]
+    latent_len: int
+    samples: int
+
+    def buffer(self, name: str) -> Buffer:
+        """The buffer of that name."""
+        return next(buffer for buffer in self.buffers if buffer.name == name)
+
+    def of_kind(self, kind: Kind) -> tuple[Buffer, ...]:
+        """All buffers of a kind, in declared order."""
+        return tuple(buffer for buffer in self.buffers if buffer.kind == kind)
