@@ -8,6 +8,23 @@ noise level, guidance scale, schedule) travels in the *input* buffers.
 Every float a step needs is an entry of the input buffer `coefficients` (float32 [n]): steps hold
 indices into it, never values. A sampler is therefore a table of coefficients and a list of
 `Combine` steps (see sa3_runtime.samplers).
+
+Input buffers, present only when the mode needs them:
+
+| name | dtype, shape | holds |
+|---|---|---|
+| `input_ids`, `attention_mask` | int64 [1, 256] | prompt; `negative.` prefixed for the negative prompt |
+| `t5_mask` | float32 [1, 256] | the prompt's attention mask once more; ones for `negative.t5_mask` |
+| `negative.rows` | float32 [1, 256, 1] | attention mask of the negative prompt, to blank its padding |
+| `seconds_total` | float32 [1] | seconds as they condition the model |
+| `cond_gate`, `negative.cond_gate` | float32 [1] | 1 conditioned, 0 null context |
+| `local_add_cond` | float32 [1, C+1, L] | zeros (a work buffer, made on the device, when inpainting) |
+| `padding_mask` | float32 [1, L] | 1 real frame, 0 headroom |
+| `init_audio` | float32 [1, 2, L·4096] | source audio, silence behind its end |
+| `keep` | float32 [1, 1, L] | 1 where the source's latent is kept |
+| `coefficients` | float32 [n] | every number a step refers to |
+| `seed` | uint64 [2] | seed, clip index |
+| `limiter_ceiling` | float32 [] | only for decoders that declare it |
 """
 
 from __future__ import annotations
@@ -22,6 +39,7 @@ __all__ = [
     "DrawNoise",
     "Gather",
     "Guide",
+    "Mask",
     "Narrow",
     "Paste",
     "Place",
@@ -120,13 +138,26 @@ class Guide:
 
 @dataclass(frozen=True, slots=True)
 class Paste:
-    """x = keep·source + (1 − keep)·x with keep float32 [1, 1, L] of zeros and ones (a select, not
-    a blend: kept frames are copied to the bit). x and source float32 [1, C, L].
+    """x = source where keep ≠ 0, else x; keep float32 [1, 1, L] of zeros and ones (a select, not a
+    blend: kept frames are copied to the bit). x and source float32 [1, C, L].
     """
 
     x: str
     keep: str
     source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """out = source where mask ≠ 0, else 0 (a select: what is masked may even be NaN).
+
+    source and out: float32 [1, A, B], may be the same buffer; mask: float32 [1, 1, B] or
+    [1, A, 1], broadcast.
+    """
+
+    out: str
+    source: str
+    mask: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +171,10 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """target[…, at : at + length] = window[…, skip : skip + length] along `axis`."""
+    """target[…, at : at + length] = window[…, skip : skip + length] along `axis`.
+
+    Also fills a part of a larger buffer: mask and masked latents into `local_add_cond` (axis 1).
+    """
 
     target: str
     window: str
@@ -154,8 +188,8 @@ class Place:
 class Narrow:
     """out (int16 [S, 2]) = pcm (int32 [1, T, 2])[0, skip : skip + length] placed at row `at`.
 
-    status (int32 [1]) counts the samples outside ±32767: an integer cast hides NaN, so the decoder
-    emits −2³¹ for it. Values outside are clamped in `out`; the host refuses the clip.
+    status (int32 [1], zero when a run begins) counts the samples outside ±32767 over all Narrow
+    steps: an integer cast hides NaN, so the decoder emits −2³¹ for it. Values outside are clamped in `out`; the host refuses the clip.
     """
 
     out: str
@@ -175,7 +209,17 @@ class CopyOut:
 
 
 Step: TypeAlias = (
-    RunStage | DrawNoise | Combine | SetTime | Guide | Paste | Gather | Place | Narrow | CopyOut
+    RunStage
+    | DrawNoise
+    | Combine
+    | SetTime
+    | Guide
+    | Paste
+    | Mask
+    | Gather
+    | Place
+    | Narrow
+    | CopyOut
 )
 
 
@@ -185,7 +229,7 @@ class Plan:
 
     latent_len: L of the sampler. samples: rows of the int16 output `pcm` [samples, 2].
     Outputs are always `pcm` (int16 [samples, 2]), `latents` (float32 [1, C, L]) and `status`
-    (int32 [1]); `velocity.<i>` and the like may be added for debugging.
+    (int32 [1]). Work buffers hold whatever the last run left: a plan writes before it reads.
     """
 
     buffers: tuple[Buffer, ...]
