@@ -11,20 +11,20 @@ indices into it, never values. A sampler is therefore a table of coefficients an
 
 Input buffers, present only when the mode needs them:
 
-| name | dtype, shape | holds |
-|---|---|---|
-| `input_ids`, `attention_mask` | int64 [1, 256] | prompt; `negative.` prefixed for the negative prompt |
-| `t5_mask` | float32 [1, 256] | the prompt's attention mask once more; ones for `negative.t5_mask` |
-| `negative.rows` | float32 [1, 256, 1] | attention mask of the negative prompt, to blank its padding |
-| `seconds_total` | float32 [1] | seconds as they condition the model |
-| `cond_gate`, `negative.cond_gate` | float32 [1] | 1 conditioned, 0 null context |
-| `local_add_cond` | float32 [1, C+1, L] | zeros (a work buffer, made on the device, when inpainting) |
-| `padding_mask` | float32 [1, L] | 1 real frame, 0 headroom |
-| `init_audio` | float32 [1, 2, L·4096] | source audio, silence behind its end |
-| `keep` | float32 [1, 1, L] | 1 where the source's latent is kept |
-| `coefficients` | float32 [n] | every number a step refers to |
-| `seed` | uint64 [2] | seed, clip index |
-| `limiter_ceiling` | float32 [] | only for decoders that declare it |
+  input_ids, attention_mask   int64 [1, 256]      the prompt, right-padded
+  t5_mask                     float32 [1, 256]    its attention mask once more
+  negative.input_ids, negative.attention_mask, negative.t5_mask (ones: blanked rows stay zero)
+  negative.rows               float32 [1, 256, 1] attention mask of the negative prompt
+  seconds_total               float32 [1]         seconds as they condition the model
+  cond_gate                   float32 [1]         1 conditioned, 0 null context
+  negative.cond_gate          float32 [1]         the same for the other branch of guidance
+  local_add_cond              float32 [1, C+1, L] zeros (a work buffer when inpainting)
+  padding_mask                float32 [1, L]      1 real frame, 0 headroom
+  init_audio                  float32 [1, 2, L·4096]  source audio, silence behind its end
+  keep                        float32 [1, 1, L]   1 where the source's latent is kept
+  coefficients                float32 [n]         every number a step refers to
+  seed                        uint64 [2]          seed, clip index
+  limiter_ceiling             float32 []          only for decoders that declare it
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Buffer:
 class RunStage:
     """Run one stage. `inputs` and `outputs` are (port name, buffer name) pairs.
 
-    stage: name of a stage of the session ("t5gemma", "dit_prepare", "dit_step", "dit", "enc", "dec").
+    stage: "t5gemma", "dit_prepare", "dit_step", "dit", "enc" or "dec" (sa3_models.stages.Stage).
     latent_len: the L this call is shaped for (selects the optimisation profile).
     """
 
@@ -189,7 +189,8 @@ class Narrow:
     """out (int16 [S, 2]) = pcm (int32 [1, T, 2])[0, skip : skip + length] placed at row `at`.
 
     status (int32 [1], zero when a run begins) counts the samples outside ±32767 over all Narrow
-    steps: an integer cast hides NaN, so the decoder emits −2³¹ for it. Values outside are clamped in `out`; the host refuses the clip.
+    steps: an integer cast hides NaN, so the decoder emits −2³¹ for it. Values outside are clamped
+    in `out`; the host refuses the clip.
     """
 
     out: str
