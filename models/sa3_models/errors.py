@@ -46,7 +46,7 @@ class Sa3Error(Exception):
 
 
 class RunFailed(Sa3Error):
-    """Failed while running: a native call refused, numbers went wrong, a file could not be written."""
+    """Failed while running: a native call refused, numbers went wrong, a file is unwritable."""
 
 
 class UsageError(Sa3Error):
