@@ -34,7 +34,8 @@ def guide(
     is zero outside them.
 
     Args:
-        cond, uncond: float32 [1, C, L], velocities of the two branches.
+        cond: float32 [1, C, L], velocity of the prompt's branch.
+        uncond: float32 [1, C, L], velocity of the null or negative branch.
         x: float32 [1, C, L], the state both were evaluated at.
         t: its level, above 0.
         scale: 1 gives `cond` back, larger follows the prompt more.
@@ -56,7 +57,7 @@ def guide(
     used = np.float32(apg) * orthogonal + np.float32(1 - apg) * difference
     guided = (x - (denoised + np.float32(scale - 1) * used)) / level
     if rescale > 0:
-        spread = np.std(guided, axis=1, ddof=1, keepdims=True)
-        ratio = np.std(cond, axis=1, ddof=1, keepdims=True) / np.maximum(spread, np.float32(1e-30))
+        spread = np.std(guided, axis=1, keepdims=True)
+        ratio = np.std(cond, axis=1, keepdims=True) / np.maximum(spread, np.float32(1e-30))
         guided = np.float32(rescale) * guided * ratio + np.float32(1 - rescale) * guided
     return guided.astype(np.float32)

@@ -120,7 +120,8 @@ class Guide:
     MODEL_SPEC §6: D = x − t·v; diff = Dc − Du; parallel = ⟨diff,Dc⟩/‖Dc‖²·Dc over channels and
     frames together; used = apg·(diff − parallel) + (1 − apg)·diff; D = Dc + (scale − 1)·used;
     v = (x − D)/t; then, with rescale φ: v = φ·v·std(v_cond)/std(v) + (1 − φ)·v, std over channels
-    per frame. `valid` (float32 [1, L], 1 = real frame) restricts the projection to real frames.
+    per frame. `valid` (float32 [1, L], 1 = real frame) restricts the projection to real frames and
+    makes the orthogonal part zero in the others (sa3_runtime.guidance is the NumPy twin).
 
     out may equal cond. All float32 [1, C, L]; t, scale, apg, rescale are coefficient indices.
     """

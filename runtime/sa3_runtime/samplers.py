@@ -11,6 +11,7 @@ All samplers advance the buffer `x`; `velocity` receives each evaluation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,9 +73,9 @@ def sampler_steps(
 def _pingpong(
     levels: NDArray[np.float32], table: Coefficients, evaluate: Evaluate, after: After
 ) -> Iterator[Step]:
-    """d = x − t·v; x = (1 − t')·d + t'·fresh noise, drawn on the last step too."""
+    """Denoised d = x − t·v; x = (1 − t')·d + t'·fresh noise, drawn on the last step too."""
     one = table.add(1)
-    for i, (t, following) in enumerate(zip(levels[:-1], levels[1:], strict=True)):
+    for i, (t, following) in enumerate(pairwise(levels)):
         yield from evaluate("x", t)
         yield Combine("denoised", ((one, "x"), (table.add(-t), "velocity")))
         yield DrawNoise("noise", i + 1)
@@ -86,9 +87,9 @@ def _pingpong(
 def _euler(
     levels: NDArray[np.float32], table: Coefficients, evaluate: Evaluate, after: After
 ) -> Iterator[Step]:
-    """x += (t' − t)·v."""
+    """Step x += (t' − t)·v."""
     one = table.add(1)
-    for i, (t, following) in enumerate(zip(levels[:-1], levels[1:], strict=True)):
+    for i, (t, following) in enumerate(pairwise(levels)):
         yield from evaluate("x", t)
         yield Combine("x", ((one, "x"), (table.add(following - t), "velocity")))
         yield from after(i, following)
@@ -99,7 +100,7 @@ def _rk4(
 ) -> Iterator[Step]:
     """Classical Runge-Kutta; its last evaluation is at max(t', 1e-5)."""
     one = table.add(1)
-    for i, (t, following) in enumerate(zip(levels[:-1], levels[1:], strict=True)):
+    for i, (t, following) in enumerate(pairwise(levels)):
         h = following - t
         middle = t + h / np.float32(2)
         half, full = table.add(h / np.float32(2)), table.add(h)
@@ -133,7 +134,7 @@ def _dpmpp(
     one = table.add(1)
     previous_h = np.float32(0)
     last = len(levels) - 2
-    for i, (t, following) in enumerate(zip(levels[:-1], levels[1:], strict=True)):
+    for i, (t, following) in enumerate(pairwise(levels)):
         now, before = f"denoised.{i % 2}", f"denoised.{(i + 1) % 2}"
         h = _log_snr(following) - _log_snr(t)
         gain = -(np.float32(1) - following) * np.expm1(-h)

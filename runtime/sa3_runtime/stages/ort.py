@@ -1,0 +1,154 @@
+"""Stages on the CPU through ONNX Runtime.
+
+Knows: session options, input and output binding. Doesn't know: plans, CUDA.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sa3_models.errors import RunFailed, UsageError
+from sa3_models.geometry import LATENT_LEN_MAX
+from sa3_runtime.stages.graph_file import GraphFile, read_graph_file
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["OrtStage", "allowed_threads", "check_cpu_types"]
+
+_ERRORS_ONLY = 3  # ONNX Runtime log severity
+_CPU_TYPES = {"bfloat16", "float8e4m3fn"}  # types without CPU kernels
+
+
+def allowed_threads() -> int:
+    """Threads this process may use: affinity mask and cgroup quota, whichever is less.
+
+    Asking the operating system for "all cores" inside a container gives the host's cores, and a
+    runtime that pins threads to cores it may not use prints errors or hangs.
+    """
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS, Windows
+        allowed = os.cpu_count() or 1
+    return max(1, min(allowed, _cgroup_quota() or allowed))
+
+
+def _cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """CPUs of the cgroup quota, rounded up; None without one."""
+    try:
+        if (root / "cpu.max").is_file():
+            quota, period = (root / "cpu.max").read_text().split()[:2]
+        else:
+            quota = (root / "cpu/cpu.cfs_quota_us").read_text().strip()
+            period = (root / "cpu/cpu.cfs_period_us").read_text().strip()
+        if quota == "max" or int(quota) <= 0 or int(period) <= 0:
+            return None
+        return -(-int(quota) // int(period))
+    except (OSError, ValueError):
+        return None
+
+
+def check_cpu_types(graph: GraphFile) -> None:
+    """Refuse a graph whose number formats have no CPU kernels.
+
+    Raises:
+        UsageError: it holds bfloat16 or float8 tensors.
+    """
+    if unsupported := sorted(graph.types & _CPU_TYPES):
+        raise UsageError(
+            f"{graph.path.name} is made for a GPU",
+            found=f"tensors of type {', '.join(unsupported)}, which the CPU can't compute",
+            hint="use the fp32 files of this model, or --device cuda",
+        )
+
+
+class OrtStage:
+    """One ONNX file in an ONNX Runtime CPU session. Buffers are NumPy arrays."""
+
+    def __init__(self, path: Path, *, threads: int) -> None:
+        """Load a file.
+
+        Args:
+            path: the .onnx file; its data file lies beside it.
+            threads: threads within an operator; operators run one after the other.
+
+        Raises:
+            ArtefactMissing: a file isn't there.
+            UsageError: the graph isn't for the CPU.
+            RunFailed: ONNX Runtime refuses the file.
+        """
+        graph = read_graph_file(path)
+        check_cpu_types(graph)
+        self.path = path
+        self.io = graph.io
+        self.latent_range = (1, LATENT_LEN_MAX)
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = _ERRORS_ONLY
+        # activations of one length are useless to the next: give them back after every run
+        options.enable_cpu_mem_arena = False
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        try:
+            self._session = ort.InferenceSession(
+                str(_beside_its_data(graph)), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # ONNX Runtime has no common base class
+            raise RunFailed(f"{path.name} could not be loaded", found=_first_line(error)) from error
+
+    def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> None:
+        """Run once on arrays of the caller, without copies.
+
+        Args:
+            inputs: C-contiguous arrays by port name.
+            outputs: C-contiguous arrays by port name, overwritten.
+
+        Raises:
+            RunFailed: ONNX Runtime failed, or ran out of memory.
+        """
+        binding = self._session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        for name, array in outputs.items():
+            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:
+            raise RunFailed(
+                f"{self.path.name} failed",
+                found=_first_line(error),
+                hint="shorter clips and --chunking on need less memory"
+                if "lloc" in str(error)
+                else None,
+            ) from error
+
+    def close(self) -> None:
+        """Give the weights back."""
+        del self._session
+
+
+def _beside_its_data(graph: GraphFile) -> Path:
+    """The path to load from, links resolved.
+
+    ONNX Runtime refuses data files that leave the model's directory through a link, which is how
+    the hub's cache stores them. Where the pair is scattered, a directory of links of our own would
+    be refused as well, so the user is told.
+    """
+    real = graph.path.resolve()
+    strangers = [file for file in graph.data if file.resolve() != real.parent / file.name]
+    if strangers:
+        raise RunFailed(
+            f"{graph.path.name} and its data file {strangers[0].name} are links to other places",
+            found=f"{real} and {strangers[0].resolve()}",
+            hint="put real files side by side: cp -L",
+        )
+    return real
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
