@@ -1,0 +1,36 @@
+"""Which GPUs are here, asked of the driver itself.
+
+Knows: compute capabilities of the visible devices. Doesn't know: CUDA beyond that: no context is
+made, and a machine without a driver simply has no GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+__all__ = ["local_architectures"]
+
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+
+
+def local_architectures() -> tuple[str, ...]:
+    """Architectures of the visible GPUs in device order ("sm_86", …), each once.
+
+    `CUDA_VISIBLE_DEVICES` is honoured, as the driver does it.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ()
+    count, value = ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return ()
+    found: dict[str, None] = {}
+    for index in range(count.value):
+        parts = []
+        for attribute in (_MAJOR, _MINOR):
+            if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, index):
+                return ()
+            parts.append(value.value)
+        found[f"sm_{parts[0]}{parts[1]}"] = None
+    return tuple(found)
