@@ -57,8 +57,9 @@ class Flavour(Protocol):
         ...
 
 
-_TENSORRT_VERSION = "10.15.1.29"  # the version of the published engines
-_INSTALL = f"pip install tensorrt-cu13=={_TENSORRT_VERSION}"
+_INSTALL = (  # 10.15.1.29, the version of the published engines; 11.4 builds too
+    "pip install --extra-index-url https://pypi.nvidia.com -r requirements/tensorrt-cu13.txt"
+)
 
 
 @dataclass(frozen=True, slots=True)
