@@ -120,7 +120,7 @@ def _rk4(
 def _log_snr(t: np.float32) -> np.float32:
     """λ(t) = ln(max(1 − t, 1e-10)/max(t, 1e-10))."""
     least = np.float32(LEAST_ODDS)
-    return np.log(np.maximum(np.float32(1) - t, least) / np.maximum(t, least))
+    return np.float32(np.log(np.maximum(np.float32(1) - t, least) / np.maximum(t, least)))
 
 
 def _dpmpp(

@@ -1,6 +1,6 @@
 """The CPU device: NumPy for the small steps, ONNX Runtime for the stages.
 
-Knows: how each step of a plan is computed. Doesn't know: requests, files, why a step is there. It is
+Knows: how each step of a plan is computed. Doesn't know: requests, why a step is there. It is
 the reference for every other device.
 """
 

@@ -1,0 +1,197 @@
+"""Which files make a model, and what the runtime must know about it.
+
+Knows: where stage files, tokenizer and configuration lie; how missing exports are made (in their
+own process: the runtime never imports exporters). Doesn't know: sessions, devices, graphs.
+
+A checkpoint directory may hold its stage files in a folder `onnx/` of its own: such a directory
+needs no weights, only `model_config.json` and the tokenizer.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sa3_models import catalogue, paths
+from sa3_models.config import ModelConfig, read_model_config
+from sa3_models.errors import ArtefactMissing, BuildFailed, UsageError
+from sa3_models.stages import Precision, Stage, stage_file
+from sa3_runtime.request import Limits
+
+if TYPE_CHECKING:
+    from sa3_models.catalogue import Model
+
+__all__ = ["RENDER_STAGES", "Bundle", "find_bundle"]
+
+RENDER_STAGES = (
+    Stage.TEXT,
+    Stage.DIT_PREPARE,
+    Stage.DIT_STEP,
+    Stage.ENCODER,
+    Stage.DECODER,
+)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A model that can be rendered with.
+
+    model: its row in the catalogue, or a directory as one.
+    config: what its `model_config.json` says.
+    allow_export: make missing exports from the checkpoint.
+    talk: let the exporter show its progress on stderr.
+    """
+
+    model: Model
+    config: ModelConfig
+    allow_export: bool = True
+    talk: bool = False
+
+    @property
+    def limits(self) -> Limits:
+        """Defaults and limits of requests."""
+        model = self.model
+        return Limits(
+            name=model.name,
+            max_seconds=float(model.max_seconds),
+            steps=model.steps,
+            sampler=model.sampler,
+            cfg=model.cfg,
+        )
+
+    @property
+    def margins(self) -> Mapping[str, int]:
+        """Receptive fields of encoder and decoder, in latents per side."""
+        coder = self.config.autoencoder
+        return {"enc": coder.encode_margin(), "dec": coder.decode_margin()}
+
+    @property
+    def tokenizer(self) -> Path:
+        """Its `tokenizer.json`; need not exist."""
+        return self.model.checkpoint / self.config.text_subfolder / "tokenizer.json"
+
+    def onnx_file(self, stage: Stage, precision: Precision) -> Path | None:
+        """An existing ONNX file of a stage, or None."""
+        name = f"{stage_file(stage, precision)}.onnx"
+        places = (self.model.checkpoint / "onnx", self._export_dir(stage))
+        return next((place / name for place in places if (place / name).is_file()), None)
+
+    def onnx_files(
+        self, precision: Precision, stages: Iterable[Stage] = RENDER_STAGES
+    ) -> dict[Stage, Path]:
+        """The ONNX files of some stages in one precision; missing ones are exported first.
+
+        A whole DiT stands in for its two parts where only that is there.
+
+        Raises:
+            ArtefactMissing: a file is missing and may not or cannot be exported.
+            BuildFailed: the exporter failed.
+        """
+        stages = tuple(stages)
+        found = {stage: self.onnx_file(stage, precision) for stage in stages}
+        whole = self.onnx_file(Stage.DIT, precision)
+        missing = [stage for stage, path in found.items() if path is None]
+        if whole is not None and any(stage in missing for stage in RENDER_STAGES[1:3]):
+            found = {s: p for s, p in found.items() if s not in RENDER_STAGES[1:3]}
+            found[Stage.DIT] = whole
+            missing = [stage for stage, path in found.items() if path is None]
+        if missing:
+            self.export(missing, precision)
+            found |= {stage: self.onnx_file(stage, precision) for stage in missing}
+        for stage, path in found.items():
+            if path is None:
+                raise ArtefactMissing(
+                    f"{self.model.name} has no {stage_file(stage, precision)}.onnx",
+                    found=f"nothing in {self._export_dir(stage)}",
+                    hint=f"./sa3 export {self._word}",
+                )
+        return {stage: path for stage, path in found.items() if path is not None}
+
+    def export(self, stages: Iterable[Stage], precision: Precision) -> None:
+        """Export stages from the checkpoint, in a process of its own.
+
+        Raises:
+            ArtefactMissing: there is no checkpoint, or exporting isn't allowed.
+            BuildFailed: the exporter failed.
+        """
+        names = [stage.value for stage in stages]
+        if not (self.model.checkpoint / "model.safetensors").exists() and not list(
+            self.model.checkpoint.glob("*.safetensors*")
+        ):
+            raise ArtefactMissing(
+                f"{self.model.name} has neither stage files nor a checkpoint to make them from",
+                found=f"no {', '.join(names)} in {paths.export_dir(self.model.name)}",
+                hint=f"./sa3 pull {self._word}" if self.model.repo else "copy the checkpoint again",
+            )
+        if not self.allow_export:
+            raise ArtefactMissing(
+                f"{self.model.name} isn't exported yet",
+                found=f"missing: {', '.join(names)}",
+                hint=f"./sa3 export {self._word}",
+            )
+        from filelock import FileLock
+
+        home = paths.export_dir(self.model.name)
+        home.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "sa3_onnx", "export", self._word]
+        command += [word for name in names for word in ("--stage", name)]
+        command += ["--precision", precision]
+        with FileLock(home / ".lock"):
+            # another process may have made them while this one waited
+            if all(self.onnx_file(Stage(name), precision) for name in names):
+                return
+            result = subprocess.run(
+                command,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                stdout=subprocess.DEVNULL,
+                stderr=None if self.talk else subprocess.PIPE,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+        if result.returncode:
+            lines = (result.stderr or "").strip().splitlines()
+            raise BuildFailed(
+                f"{self.model.name} could not be exported",
+                found=lines[-1] if lines else f"the exporter ended with {result.returncode}",
+                hint=f"./sa3 export {self._word} shows more",
+            )
+
+    @property
+    def _word(self) -> str:
+        """What names the model on a command line."""
+        known = self.model.name in catalogue.names()
+        return self.model.name if known else str(self.model.checkpoint)
+
+    def _export_dir(self, stage: Stage) -> Path:
+        return paths.export_dir(self.model.name, self.model.stage_dir(stage))
+
+
+def find_bundle(
+    name_or_dir: str | Path, *, allow_export: bool = True, talk: bool = False
+) -> Bundle:
+    """The bundle of a catalogue name or a directory.
+
+    Raises:
+        UsageError: no such model, or one that can't make clips.
+        ArtefactMissing: its checkpoint isn't on this machine.
+        CheckpointError: its configuration can't be read.
+    """
+    model = catalogue.resolve(name_or_dir)
+    if model.kind != "generator":
+        raise UsageError(
+            f"{model.name} is an autoencoder alone: it can't make a clip",
+            hint=f"one of: {', '.join(n for n in catalogue.names() if not n.startswith('same'))}",
+        )
+    if not (model.checkpoint / "model_config.json").is_file():
+        raise ArtefactMissing(
+            f"{model.name} isn't on this machine",
+            found=f"nothing in {model.checkpoint}",
+            hint=f"./sa3 pull {model.name}",
+        )
+    return Bundle(model, read_model_config(model.checkpoint), allow_export, talk)

@@ -1,0 +1,304 @@
+"""What the user asks for and what comes back, as frozen values.
+
+Knows: which requests make sense, alone and for a model's limits. Doesn't know: stages, devices,
+how anything is computed.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sa3_models.errors import UsageError
+from sa3_models.geometry import (
+    LATENT_LEN_MAX,
+    SAMPLE_RATE,
+    SAMPLES_PER_LATENT,
+    latent_len_for,
+    samples_for,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["SEED_MAX", "Clip", "Limits", "Request"]
+
+SEED_MAX = 2**64 - 1
+STEPS_MAX = 1000
+SECONDS_DEFAULT = 30.0
+INIT_NOISE_DEFAULT = 0.7
+INIT_NOISE_MIN = 0.01
+
+Chunking = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a model sets: its defaults and its longest clip.
+
+    name: the model, for messages.
+    max_seconds: longest clip it was trained for.
+    steps, sampler, cfg: its defaults.
+    """
+
+    name: str
+    max_seconds: float
+    steps: int
+    sampler: str
+    cfg: float
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One clip to be made. None means "the model's default".
+
+    prompt: what to play; empty means unconditional.
+    seconds: length; None is the source's length when editing, else 30.
+    seed: 0 … 2⁶⁴−1; None or −1 picks one and reports it.
+    clip: index of the clip in a batch that shares a seed (another stream of noise each).
+    steps, sampler, schedule: how to sample (sa3_runtime.samplers, .schedules).
+    cfg: guidance scale, 1 = none. negative_prompt, apg (0 … 1), rescale (0 … 1) belong to it.
+    init_audio: path of the source to start from.
+    init_noise_level: how far to go from it, 0.01 (stay) … 1.
+    inpaint: ranges of seconds to make anew, keeping the rest of the source; a range behind the end
+        of the source continues it.
+    paste: keep the kept parts to the sample; False is what the reference does.
+    headroom: seconds rendered beyond the end and cut off, as the reference does with 6.
+    chunking: code audio in windows: "auto" (what the device finds best), "on", "off".
+    limiter_ceiling: peak of the output, 0 … 1; for decoders built with that input.
+    """
+
+    prompt: str = ""
+    seconds: float | None = None
+    seed: int | None = None
+    clip: int = 0
+    steps: int | None = None
+    sampler: str | None = None
+    schedule: str | None = None
+    cfg: float | None = None
+    negative_prompt: str | None = None
+    apg: float | None = None
+    rescale: float | None = None
+    init_audio: str | None = None
+    init_noise_level: float | None = None
+    inpaint: tuple[tuple[float, float], ...] = ()
+    paste: bool = True
+    headroom: float = 0.0
+    chunking: Chunking = "auto"
+    limiter_ceiling: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without a model.
+
+        Raises:
+            UsageError: a value out of range, or an option without what it belongs to.
+        """
+        if self.seed == -1:
+            object.__setattr__(self, "seed", None)
+        if not self.negative_prompt:
+            object.__setattr__(self, "negative_prompt", None)
+        if self.init_audio is not None:
+            object.__setattr__(self, "init_audio", str(self.init_audio))
+        object.__setattr__(self, "inpaint", _ranges(self.inpaint))
+        _within("seconds", self.seconds, 0, math.inf, open_below=True)
+        _whole("seed", self.seed, 0, SEED_MAX)
+        _whole("clip", self.clip, 0, 2**32 - 1)
+        _whole("steps", self.steps, 1, STEPS_MAX)
+        _within("cfg", self.cfg, 0, math.inf)
+        _within("apg", self.apg, 0, 1)
+        _within("rescale", self.rescale, 0, 1)
+        _within("init_noise_level", self.init_noise_level, INIT_NOISE_MIN, 1)
+        _within("headroom", self.headroom, 0, 60)
+        _within("limiter_ceiling", self.limiter_ceiling, 0, 1, open_below=True)
+        if self.seconds is not None and samples_for(self.seconds) < 1:
+            raise UsageError("seconds is less than one sample", found=f"{self.seconds}")
+        if self.chunking not in ("auto", "on", "off"):
+            raise UsageError("chunking must be auto, on or off", found=repr(self.chunking))
+        if self.init_noise_level is not None and self.init_audio is None:
+            raise _useless("init_noise_level", "init audio", "--init-audio")
+        if self.inpaint and self.init_audio is None:
+            raise _useless("inpaint", "init audio", "--init-audio")
+        if not self.paste and not self.inpaint:
+            raise _useless("no-paste", "an inpaint range", "--inpaint START:END")
+
+    def resolve(self, limits: Limits, *, source_seconds: float | None = None) -> Request:
+        """The same request with nothing left open: seed, length and defaults filled in.
+
+        Args:
+            limits: of the model.
+            source_seconds: length of the source audio, when editing.
+
+        Raises:
+            UsageError: too long for the model, a range outside the clip, or an option of guidance
+                without guidance.
+        """
+        seconds = self.seconds
+        if seconds is None:
+            ends = [end for _, end in self.inpaint]
+            seconds = SECONDS_DEFAULT if source_seconds is None else max(source_seconds, *ends, 0.0)
+            if source_seconds is None:
+                seconds = min(seconds, limits.max_seconds)
+        if samples_for(seconds) < 1:
+            raise UsageError("the source is empty", hint="give the length with --seconds")
+        if seconds > limits.max_seconds:
+            raise UsageError(
+                f"{seconds:g} s is too long for {limits.name}",
+                found=f"its limit is {limits.max_seconds:g} s",
+                hint=f"choose seconds from {1 / SAMPLE_RATE:.5f} to {limits.max_seconds:g}",
+            )
+        frames = latent_len_for(seconds + self.headroom)
+        if frames + frames % 2 > LATENT_LEN_MAX:
+            raise UsageError(
+                "clip and headroom together are too long",
+                found=f"{seconds + self.headroom:g} s",
+                hint=f"at most {LATENT_LEN_MAX * SAMPLES_PER_LATENT / SAMPLE_RATE:.1f} s",
+            )
+        for start, end in self.inpaint:
+            if start >= seconds or end > seconds + 1 / SAMPLE_RATE:
+                raise UsageError(
+                    "an inpaint range lies outside the clip",
+                    found=f"{start:g}:{end:g} in {seconds:g} s",
+                    hint="make the clip longer with --seconds to continue it",
+                )
+        cfg = limits.cfg if self.cfg is None else self.cfg
+        if cfg == 1:
+            for name in ("negative_prompt", "apg", "rescale"):
+                if getattr(self, name) is not None:
+                    raise _useless(name, "guidance", "--cfg above 1")
+        level = self.init_noise_level
+        if level is None:
+            level = INIT_NOISE_DEFAULT if self.init_audio and not self.inpaint else 1.0
+        return replace(
+            self,
+            seconds=seconds,
+            seed=secrets.randbits(32) if self.seed is None else self.seed,
+            steps=limits.steps if self.steps is None else self.steps,
+            sampler=self.sampler or limits.sampler,
+            cfg=cfg,
+            init_noise_level=level if self.init_audio else None,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The options that differ from a plain request, JSON-ready; `from_dict` reads them."""
+        defaults = Request()
+        values = {k: v for k, v in asdict(self).items() if v != getattr(defaults, k)}
+        return {"prompt": self.prompt, **values}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Request:
+        """Build from what `as_dict` gave.
+
+        Raises:
+            UsageError: an unknown key, or a value that makes no sense.
+        """
+        known = {entry.name for entry in fields(cls)}
+        if unknown := sorted(set(data) - known):
+            raise UsageError(
+                "unknown option in a request",
+                found=", ".join(unknown),
+                hint=f"known: {', '.join(sorted(known))}",
+            )
+        return cls(**data)
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """A finished clip.
+
+    pcm: int16 [n, 2], interleaved stereo, owned by the clip.
+    sample_rate: in Hz.
+    request: complete, with the seed that was used: rendering it again gives this clip.
+    latents: float32 [1, C, L], what the decoder was given.
+    warnings: what a person should know about it.
+    seconds: wall time by stage, and "total".
+    model: key of the model; device: what it ran on.
+    """
+
+    pcm: NDArray[np.int16] = field(repr=False)
+    sample_rate: int
+    request: Request
+    latents: NDArray[np.float32] = field(repr=False)
+    model: str
+    device: str
+    warnings: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def duration(self) -> float:
+        """Length in seconds."""
+        return len(self.pcm) / self.sample_rate
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        format: str | None = None,  # noqa: A002 - the word of the command line
+        tags: Mapping[str, str] | None = None,
+    ) -> Path:
+        """Write the clip; the suffix names the format unless `format` does.
+
+        Args:
+            path: the file.
+            format: wav, wav24, wavf, flac, … as `sa3_runtime.audio.formats` names them.
+            tags: title, software and comment; by default the prompt and the request as JSON.
+        """
+        import json
+
+        from sa3_runtime import audio
+
+        if tags is None:
+            request = {"model": self.model, **self.request.as_dict()}
+            tags = {"title": self.request.prompt, "comment": json.dumps(request)}
+        return audio.write(path, self.pcm, sample_rate=self.sample_rate, format=format, tags=tags)
+
+
+def _within(
+    name: str, value: float | None, low: float, high: float, *, open_below: bool = False
+) -> None:
+    if value is None:
+        return
+    bad = isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)
+    if bad or value < low or value > high or (open_below and value == low):
+        lower = f"above {low:g}" if open_below else f"at least {low:g}"
+        upper = "" if math.isinf(high) else f" and at most {high:g}"
+        raise UsageError(f"{name} must be a number {lower}{upper}", found=repr(value))
+
+
+def _whole(name: str, value: int | None, low: int, high: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UsageError(f"{name} must be a whole number from {low} to {high}", found=repr(value))
+
+
+def _ranges(ranges: Sequence[Sequence[float]]) -> tuple[tuple[float, float], ...]:
+    """Ranges as sorted pairs of seconds.
+
+    Raises:
+        UsageError: not two numbers, or an end that isn't behind its start.
+    """
+    pairs = []
+    for entry in ranges:
+        if isinstance(entry, str) or len(entry) != 2:
+            raise UsageError("an inpaint range is a start and an end", found=repr(entry))
+        start, end = entry
+        _within("the start of an inpaint range", start, 0, math.inf)
+        _within("the end of an inpaint range", end, 0, math.inf)
+        if not start < end:
+            raise UsageError(
+                "an inpaint range must end after its start", found=f"{start:g}:{end:g}"
+            )
+        pairs.append((float(start), float(end)))
+    return tuple(sorted(pairs))
+
+
+def _useless(option: str, needs: str, flag: str) -> UsageError:
+    return UsageError(
+        f"{option.replace('_', ' ')} has no effect without {needs}",
+        hint=f"give {flag}, or leave it out",
+    )

@@ -1,0 +1,236 @@
+"""Load a model once, render many clips.
+
+Knows: the order of a render, the checks after it, what a person is told. Doesn't know: how steps
+are computed, how files are written, the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sa3_models.errors import RunFailed, UsageError
+from sa3_models.geometry import SAMPLE_RATE
+from sa3_runtime.bundle import Bundle, find_bundle
+from sa3_runtime.devices import Device, DeviceOptions, OnProgress, open_device
+from sa3_runtime.planner import Planned, Planner
+from sa3_runtime.request import Clip, Limits, Request
+from sa3_runtime.splice import splice, to_pcm
+from sa3_runtime.tokenizer import Tokenizer, Tokens
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Session", "load"]
+
+SILENCE = 32768 * 10 ** (-60 / 20)  # −60 dBFS
+CFG_TESTED = 5.0  # guidance beyond which a distilled model falls silent or distorts
+
+
+def load(
+    model: str | Path,
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    free_models: bool = False,
+    precision: str | None = None,
+    allow_export: bool = True,
+    progress: OnProgress | None = None,
+) -> Session:
+    """Open a model for rendering. Use it in a `with` statement, or call `close`.
+
+    Args:
+        model: a catalogue name or a checkpoint directory.
+        device: "cpu", "cuda" or "cuda:N".
+        threads: CPU threads; None takes what this process may use.
+        free_models: give each stage's memory back after its last use: less memory, more loading.
+        precision: of the stage files; None is the device's own choice.
+        allow_export: make missing exports from the checkpoint (minutes for a large one).
+        progress: told where a render stands.
+
+    Raises:
+        UsageError: no such model or device.
+        ArtefactMissing: the model isn't on this machine.
+        MachineMismatch: its files can't run here.
+        BuildFailed: an export failed.
+    """
+    bundle = find_bundle(model, allow_export=allow_export, talk=progress is not None)
+    options = DeviceOptions(threads=threads, free_models=free_models, precision=precision)
+    return Session(bundle, open_device(device, bundle, options), progress=progress)
+
+
+class Session:
+    """A loaded model. Not for several threads at once."""
+
+    def __init__(
+        self, bundle: Bundle, device: Device, *, progress: OnProgress | None = None
+    ) -> None:
+        """Take over an open device; `close` closes it."""
+        self.bundle = bundle
+        self.device = device
+        self._progress = progress
+        self._tokenizer: Tokenizer | None = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.device.close()
+
+    @property
+    def limits(self) -> Limits:
+        """Defaults and limits of the model."""
+        return self.bundle.limits
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        init_audio: str | Path | NDArray[np.float32] | None = None,
+        **options: Any,
+    ) -> Clip:
+        """Make a clip from a prompt.
+
+        Args:
+            prompt: what to play.
+            init_audio: source for editing: a file, or float32 [2, n] at 44.1 kHz.
+            options: every other field of `Request` (seconds, seed, steps, cfg, …).
+        """
+        if init_audio is None or isinstance(init_audio, (str, Path)):
+            path = None if init_audio is None else str(init_audio)
+            return self.render(Request(prompt, init_audio=path, **options))
+        source = np.asarray(init_audio, np.float32)
+        return self.render(Request(prompt, init_audio="<array>", **options), source=source)
+
+    def generate_many(self, requests: Iterable[Request]) -> Iterator[Clip]:
+        """Render requests one after the other, each when it is asked for."""
+        for request in requests:
+            yield self.render(request)
+
+    def render(self, request: Request, *, source: NDArray[np.float32] | None = None) -> Clip:
+        """Render a request.
+
+        Args:
+            request: what is wanted; open values get the model's defaults.
+            source: float32 [2, n] at 44.1 kHz in place of the file `request.init_audio` names.
+
+        Raises:
+            UsageError: the request makes no sense for this model.
+            RunFailed: a stage failed, or the result isn't sound (not finite, beyond full scale).
+        """
+        request, planned, source, notes = self.plan(request, source=source)
+        run = self.device.run(planned.plan, planned.inputs, progress=self._progress)
+        latents = run.outputs["latents"]
+        if not np.isfinite(latents).all():
+            raise RunFailed(
+                "the sampler's result holds values that are not numbers",
+                found=f"{np.count_nonzero(~np.isfinite(latents)):,} of {latents.size:,} latents",
+                hint="use fp32 (--precision fp32) or less guidance; nothing was written",
+            )
+        if outside := int(run.outputs["status"][0]):
+            raise RunFailed(
+                "the decoder's result isn't sound",
+                found=f"{outside:,} samples that are not numbers or beyond full scale",
+                hint="use another precision or export the model again; nothing was written",
+            )
+        pcm = np.array(run.outputs["pcm"])
+        if planned.keep is not None and source is not None:
+            pcm = splice(pcm, to_pcm(source), planned.keep)
+        return Clip(
+            pcm=pcm,
+            sample_rate=SAMPLE_RATE,
+            request=request,
+            latents=np.array(latents[..., : planned.geometry.latents]),
+            model=self.bundle.model.name,
+            device=self.device.description,
+            warnings=(*notes, *planned.notes, *_judge(pcm)),
+            seconds=dict(run.seconds),
+        )
+
+    def plan(
+        self, request: Request, *, source: NDArray[np.float32] | None = None
+    ) -> tuple[Request, Planned, NDArray[np.float32] | None, tuple[str, ...]]:
+        """The resolved request, its plan, its source audio, and what to tell about them."""
+        limits, notes = self.limits, list[str]()
+        length = None
+        if request.init_audio is not None:
+            if source is None:
+                source = self._read(request, notes)
+            if source.ndim != 2 or source.shape[0] != 2 or not np.isfinite(source).all():
+                raise UsageError(
+                    "source audio must be finite float32 [2, n] at 44.1 kHz",
+                    found=f"shape {source.shape}",
+                )
+            length = source.shape[1] / SAMPLE_RATE
+        request = request.resolve(limits, source_seconds=length)
+        if source is not None:
+            _tell_source(request, source.shape[1], notes)
+        if request.cfg is not None and request.cfg > CFG_TESTED and limits.cfg == 1:
+            notes.append(
+                f"guidance of {request.cfg:g} is more than this model was distilled for: "
+                "it may distort or fall silent"
+            )
+        tokens = self._tokens(request.prompt, "prompt", notes)
+        negative = None
+        if request.negative_prompt is not None:
+            negative = self._tokens(request.negative_prompt, "negative prompt", notes)
+        planner = Planner(
+            request,
+            self.device.io,
+            shift=self.bundle.config.shift,
+            margins=self.bundle.margins,
+            windows=self.device.window,
+        )
+        planned = planner.plan(tokens, negative, source)
+        return request, planned, source, tuple(notes)
+
+    def _tokens(self, text: str, what: str, notes: list[str]) -> Tokens:
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer(self.bundle.tokenizer)
+        tokens = self._tokenizer(text)
+        if tokens.cut:
+            notes.append(
+                f"the {what} has {tokens.total} tokens, {len(tokens.ids[0])} fit: "
+                f"cut from “{tokens.cut.strip()[:40]}…”"
+            )
+        return tokens
+
+    def _read(self, request: Request, notes: list[str]) -> NDArray[np.float32]:
+        from sa3_runtime.audio import read
+
+        assert request.init_audio is not None
+        # one second more than can be used, so that it shows whether something is left out
+        audio = read(request.init_audio, seconds=(request.seconds or self.limits.max_seconds) + 1)
+        notes += audio.notes
+        return audio.samples
+
+
+def _tell_source(request: Request, samples: int, notes: list[str]) -> None:
+    assert request.seconds is not None
+    length = samples / SAMPLE_RATE
+    if length > request.seconds + 0.5 / SAMPLE_RATE:
+        notes.append(f"of the source only the first {request.seconds:g} s are used")
+    elif request.seconds - length > 0.5 / SAMPLE_RATE:
+        rest = "the rest is made anew" if request.inpaint else "silence stands in for the rest"
+        notes.append(f"the source ends at {length:.2f} s: {rest}")
+
+
+def _judge(pcm: NDArray[np.int16]) -> Iterator[str]:
+    """What is suspicious about a finished clip."""
+    if (pcm == pcm[0]).all() and len(pcm) > 1:
+        yield "the clip is constant: every sample has the same value"
+    elif np.abs(pcm.astype(np.int32)).max() < SILENCE:
+        yield "the clip is silent: its peak is below −60 dBFS"
