@@ -96,6 +96,7 @@ def geometry_of(seconds: float, headroom: float = 0.0) -> Geometry:
 class Planned:
     """A plan, the values of its inputs, and what a person should know.
 
+    notes: worth knowing. warnings: must be known.
     keep: bool [samples] when inpainting with paste, else None: where the source's samples stay.
     """
 
@@ -103,6 +104,7 @@ class Planned:
     inputs: dict[str, NDArray[Any]] = field(repr=False)
     geometry: Geometry
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     keep: NDArray[np.bool_] | None = field(default=None, repr=False)
 
 
@@ -138,6 +140,7 @@ class Planner:
         self._buffers: dict[str, Buffer] = {}
         self._inputs: dict[str, NDArray[Any]] = {}
         self._notes: list[str] = []
+        self._warnings: list[str] = []
         self._split_dit = io("dit_step") is not None and io("dit_prepare") is not None
         self._dit = self._need("dit_step" if self._split_dit else "dit")
         self._channels = self._fixed(self._dit.input("x"), 1)
@@ -193,13 +196,14 @@ class Planner:
         self._collect(steps)
         if geometry.latents < TRAINED_LATENTS:
             self._notes.append(
-                f"{request.seconds:g} s is shorter than anything the model was trained on"
+                f"{request.seconds:g} s is below the range of lengths the model was trained on"
             )
         return Planned(
             Plan(tuple(self._buffers.values()), tuple(steps), frames, geometry.samples),
             self._inputs,
             geometry,
             tuple(self._notes),
+            tuple(self._warnings),
             keep if paste else None,
         )
 
@@ -360,7 +364,9 @@ class Planner:
         zeros = np.zeros(hidden.resolve(self._geometry.frames), hidden.dtype)
         self._input(f"{NEGATIVE}t5_hidden", zeros)
         self._input(f"{NEGATIVE}t5_mask", np.ones((1, TEXT_LEN), np.float32))
-        self._notes.append("guidance is only near the reference: this DiT has no cond_gate input")
+        self._warnings.append(
+            "guidance is only near the reference: this DiT has no cond_gate input"
+        )
 
     def _named(self, port: str, prefix: str) -> str:
         """The buffer for a port in a branch: the branch's own if it has one, else the shared."""

@@ -214,7 +214,8 @@ class Clip:
     sample_rate: in Hz.
     request: complete, with the seed that was used: rendering it again gives this clip.
     latents: float32 [1, C, L], what the decoder was given.
-    warnings: what a person should know about it.
+    warnings: what a person must know about it: a cut prompt, silence, a constant.
+    notes: what was done on the way: resampling, a source cut to length.
     seconds: wall time by stage, and "total".
     model: key of the model; device: what it ran on.
     """
@@ -226,6 +227,7 @@ class Clip:
     model: str
     device: str
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property

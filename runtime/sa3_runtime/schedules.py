@@ -85,7 +85,7 @@ def _logsnr(t: NDArray[np.float32], length: int, shift: Shift) -> NDArray[np.flo
     """Levels t' = 1/(1 + exp(e − t(e − s))), with 0 and 1 kept."""
     start = LOG_SNR_START - shift.rate * math.log2(length / LOG_SNR_ANCHOR)
     log_snr = np.float32(LOG_SNR_END) - t * np.float32(LOG_SNR_END - start)
-    warped: NDArray[np.float32] = 1 / (1 + np.exp(log_snr, dtype=np.float32))
+    warped = np.asarray(1 / (1 + np.exp(log_snr, dtype=np.float32)), np.float32)
     warped[t <= 0] = 0
     warped[t >= 1] = 1
     return warped
@@ -98,14 +98,13 @@ def _full(t: NDArray[np.float32], length: int, shift: Shift) -> NDArray[np.float
     growth = math.exp(-(FULL_BASE + slope * (clipped - shift.min_length)))
     with np.errstate(divide="ignore"):
         odds = 1 / (1 - t) - 1
-    warped: NDArray[np.float32] = 1 - np.float32(growth) / (np.float32(growth) + odds)
-    return warped
+    return np.asarray(1 - np.float32(growth) / (np.float32(growth) + odds), np.float32)
 
 
 def _full_sine(t: NDArray[np.float32], length: int, shift: Shift) -> NDArray[np.float32]:
     """Levels t' = sin(π/2·full(t))."""
     angle = _full(t, length, shift) * np.float32(math.pi / 2)
-    return np.sin(angle).astype(np.float32)
+    return np.asarray(np.sin(angle), np.float32)
 
 
 def _flux(t: NDArray[np.float32], length: int, shift: Shift) -> NDArray[np.float32]:

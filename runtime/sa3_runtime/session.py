@@ -7,6 +7,7 @@ are computed, how files are written, the command line.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -131,7 +132,7 @@ class Session:
             UsageError: the request makes no sense for this model.
             RunFailed: a stage failed, or the result isn't sound (not finite, beyond full scale).
         """
-        request, planned, source, notes = self.plan(request, source=source)
+        request, planned, source = self.plan(request, source=source)
         run = self.device.run(planned.plan, planned.inputs, progress=self._progress)
         latents = run.outputs["latents"]
         if not np.isfinite(latents).all():
@@ -156,15 +157,18 @@ class Session:
             latents=np.array(latents[..., : planned.geometry.latents]),
             model=self.bundle.model.name,
             device=self.device.description,
-            warnings=(*notes, *planned.notes, *_judge(pcm)),
+            warnings=(*planned.warnings, *_judge(pcm)),
+            notes=planned.notes,
             seconds=dict(run.seconds),
         )
 
     def plan(
         self, request: Request, *, source: NDArray[np.float32] | None = None
-    ) -> tuple[Request, Planned, NDArray[np.float32] | None, tuple[str, ...]]:
-        """The resolved request, its plan, its source audio, and what to tell about them."""
-        limits, notes = self.limits, list[str]()
+    ) -> tuple[Request, Planned, NDArray[np.float32] | None]:
+        """The resolved request, its plan and its source audio."""
+        limits = self.limits
+        notes: list[str] = []
+        warnings: list[str] = []
         length = None
         if request.init_audio is not None:
             if source is None:
@@ -179,14 +183,14 @@ class Session:
         if source is not None:
             _tell_source(request, source.shape[1], notes)
         if request.cfg is not None and request.cfg > CFG_TESTED and limits.cfg == 1:
-            notes.append(
+            warnings.append(
                 f"guidance of {request.cfg:g} is more than this model was distilled for: "
                 "it may distort or fall silent"
             )
-        tokens = self._tokens(request.prompt, "prompt", notes)
+        tokens = self._tokens(request.prompt, "prompt", warnings)
         negative = None
         if request.negative_prompt is not None:
-            negative = self._tokens(request.negative_prompt, "negative prompt", notes)
+            negative = self._tokens(request.negative_prompt, "negative prompt", warnings)
         planner = Planner(
             request,
             self.device.io,
@@ -195,14 +199,19 @@ class Session:
             windows=self.device.window,
         )
         planned = planner.plan(tokens, negative, source)
-        return request, planned, source, tuple(notes)
+        planned = replace(
+            planned,
+            notes=(*notes, *planned.notes),
+            warnings=(*warnings, *planned.warnings),
+        )
+        return request, planned, source
 
-    def _tokens(self, text: str, what: str, notes: list[str]) -> Tokens:
+    def _tokens(self, text: str, what: str, warnings: list[str]) -> Tokens:
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self.bundle.tokenizer)
         tokens = self._tokenizer(text)
         if tokens.cut:
-            notes.append(
+            warnings.append(
                 f"the {what} has {tokens.total} tokens, {len(tokens.ids[0])} fit: "
                 f"cut from “{tokens.cut.strip()[:40]}…”"
             )
