@@ -106,7 +106,7 @@ def _hann() -> NDArray[np.float32]:
     window = np.hanning(2 * _REACH + 1)[1:-1]
     weights = np.rint(window / window.sum() * 2**24)
     weights[_REACH - 1] += 2**24 - weights.sum()
-    return (weights / 2**24).astype(np.float32)
+    return np.asarray(weights / 2**24, np.float32)
 
 
 def _interpolation() -> NDArray[np.float32]:

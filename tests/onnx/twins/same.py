@@ -72,8 +72,7 @@ def _blocks(
 ) -> Array:
     """[latents, 17, dim] through all transformer blocks."""
     x = groups.reshape(-1, side.dim)
-    decoder = name == DECODER
-    plain = side.depth - max(side.sinusoidal_blocks - 1, 0) if decoder else side.depth
+    plain = side.depth - max(side.sinusoidal_blocks - 1, 0)
     size = config.chunk_latents * GROUP
     edge = size // 2 if config.family == "same-s" else 0
     for i in range(side.depth):
