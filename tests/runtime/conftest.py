@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
+
+import onnx
 from onnx import TensorProto as Type
 from onnx import helper, numpy_helper
 
