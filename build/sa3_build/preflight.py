@@ -7,7 +7,7 @@ Each check returns or raises; the first problem found is reported, cheapest chec
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 from sa3_build.architectures import ARCHITECTURES, Architecture
@@ -16,7 +16,7 @@ from sa3_build.flavours import Flavour
 from sa3_build.order import Order
 from sa3_models.errors import BuildFailed, UsageError
 
-__all__ = ["available_memory", "check_orders", "check_precision", "check_targets"]
+__all__ = ["available_memory", "check_formats", "check_orders", "check_targets"]
 
 
 def check_targets(flavour: Flavour, targets: Sequence[Architecture]) -> None:
@@ -50,7 +50,7 @@ def check_orders(orders: Sequence[Order], *, jobs: int = 1) -> None:
         BuildFailed: an operator without an implementation, too little room or memory.
     """
     for order in orders:
-        check_precision(order)
+        check_formats(order.name, order.source.dtypes, order.targets)
         if foreign := order.source.foreign_operators():
             raise BuildFailed(
                 f"{order.source.path.name} needs operators that TensorRT has only with a plugin",
@@ -68,26 +68,30 @@ def check_orders(orders: Sequence[Order], *, jobs: int = 1) -> None:
         _check_memory(orders, jobs)
 
 
-def check_precision(order: Order) -> None:
-    """BF16 needs sm_80, FP8 needs sm_89: asked of the graph itself, not of its name.
+def check_formats(name: str, dtypes: Set[str], targets: Sequence[Architecture]) -> None:
+    """BF16 needs sm_80, FP8 needs sm_89.
+
+    Args:
+        name: What the message calls the graph.
+        dtypes: Element types in it: asked of the graph itself, once there is one.
+        targets: Architectures it is to run on.
 
     Raises:
         UsageError: a target lacks a number format that the graph uses.
     """
-    dtypes = order.source.dtypes
     formats = {
-        "BF16": ("bfloat16" in dtypes, [row for row in order.targets if not row.bf16], "sm_80"),
+        "BF16": ("bfloat16" in dtypes, [row for row in targets if not row.bf16], "sm_80"),
         "FP8": (
-            any(name.startswith("float8") for name in dtypes),
-            [row for row in order.targets if not row.fp8],
+            any(dtype.startswith("float8") for dtype in dtypes),
+            [row for row in targets if not row.fp8],
             "sm_89",
         ),
     }
     for label, (used, without, least) in formats.items():
-        lacking = [row.name for row in without]
-        if used and lacking:
+        if used and without:
             raise UsageError(
-                f"{order.name} is in {label}, which {', '.join(lacking)} does not have",
+                f"{name} is in {label}, which {', '.join(row.name for row in without)} "
+                "does not have",
                 found=f"{label} needs {least} or newer",
                 hint="leave that target out, or give --precision fp16",
             )

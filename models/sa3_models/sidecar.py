@@ -21,6 +21,7 @@ __all__ = [
     "Machine",
     "PortRecord",
     "Sidecar",
+    "check_content",
     "check_engine",
     "read_sidecar",
     "sidecar_path",
@@ -148,7 +149,7 @@ def check_engine(
         MachineMismatch: built by another TensorRT, or for another architecture.
     """
     repair = repair or f"./sa3 build {engine.parent.name} --arch {machine.architecture}"
-    _check_content(engine, repair)
+    check_content(engine, repair=repair)
     sidecar = read_sidecar(engine)
     if sidecar is None:
         return None
@@ -182,8 +183,12 @@ def _minor(version: str) -> tuple[str, ...]:
     return tuple(version.split(".")[:2])
 
 
-def _check_content(engine: Path, repair: str) -> None:
-    """Refuse what is no plan whatever its name says."""
+def check_content(engine: Path, *, repair: str | None = None) -> None:
+    """Refuse what is no plan whatever its name says.
+
+    Raises:
+        ArtefactMissing: no file, an empty, text or pointer file; `repair` is the hint.
+    """
     if not engine.is_file():
         raise ArtefactMissing(f"there is no engine {engine}", hint=repair)
     with engine.open("rb") as file:
@@ -194,7 +199,7 @@ def _check_content(engine: Path, repair: str) -> None:
         raise ArtefactMissing(
             f"{engine.name} is a pointer to a large file, not the file",
             found=f"{engine.stat().st_size:,} bytes of text",
-            hint=f"fetch the file itself (git lfs pull), or {repair}",
+            hint="fetch the file itself (git lfs pull)" + (f", or {repair}" if repair else ""),
         )
     if all(byte >= 32 or byte in b"\t\n\r" for byte in head):
         first = head.decode(errors="replace").strip().partition("\n")[0][:60]

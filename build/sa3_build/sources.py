@@ -1,0 +1,257 @@
+"""From what a person asks for to the graphs that engines are built from.
+
+Knows: models, stages, where graphs lie, which are missing and how to export them. Doesn't know:
+TensorRT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sa3_build.onnxfile import OnnxFile, read_onnx
+from sa3_build.recipes import DEFAULT_STAGES, precision_of
+from sa3_models.catalogue import Model, catalogue, resolve
+from sa3_models.errors import ArtefactMissing, UsageError
+from sa3_models.paths import export_dir
+from sa3_models.stages import Precision, Stage, stage_file
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "Piece",
+    "graph_of",
+    "is_ready",
+    "pieces_for",
+    "pull_checkpoints",
+    "stage_of",
+]
+
+DEFAULT_MODEL = "small-music"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One stage of one model that is wanted as an engine.
+
+    graph: the ONNX file it is built from; it need not exist yet when `model` can be exported.
+    ceiling: whether the decoder's limiter ceiling is to be an input.
+    """
+
+    model: Model | None
+    stage: Stage
+    precision: Precision
+    stage_dir: str
+    graph: Path
+    ceiling: bool = False
+
+    @property
+    def name(self) -> str:
+        """`same-s/dec_bf16_chunkable_limiter`."""
+        return f"{self.stage_dir}/{stage_file(self.stage, self.precision)}"
+
+
+def pieces_for(
+    words: Sequence[str],
+    *,
+    source: str | None = None,
+    precision: Precision | None = None,
+    ceiling: bool = False,
+) -> tuple[Piece, ...]:
+    """What the words of a command line stand for, shared stages once.
+
+    Args:
+        words: Models (names, aliases, checkpoint folders) and stages (`t5gemma`, `dit`,
+            `dit_prepare`, `dit_step`, `enc`, `dec`); stages narrow the models down. No model means
+            the one that `source` names, else small-music.
+        source: A checkpoint folder, an ONNX file, or a folder of them, to build from.
+        precision: Instead of each stage's default; FP8 leaves the text encoder in FP16.
+        ceiling: Make the limiter's ceiling an input of decoders.
+
+    Raises:
+        UsageError: an unknown word, or a stage that no named model has.
+        ArtefactMissing: `source` is not there, or holds nothing to build from.
+    """
+    stages = tuple(Stage(word) for word in words if word in _STAGES)
+    models = [_model(word) for word in words if word not in _STAGES]
+    path = Path(source).expanduser() if source else None
+    if path is not None and not path.exists():
+        raise ArtefactMissing(f"there is no {path}")
+    if path is not None and not (path / "model_config.json").is_file():
+        if len(models) > 1:
+            raise UsageError("--from gives one model's graphs, but several models are named")
+        return _foreign(path, models[0] if models else None, stages, precision)
+    if path is not None:
+        models = [_renamed(resolve(path), models)]
+    chosen = models or [_model(DEFAULT_MODEL)]
+    found: dict[str, Piece] = {}
+    for model in chosen:
+        for stage in stages or DEFAULT_STAGES:
+            if model.stage_dir(stage):
+                piece = _exported(model, stage, precision, ceiling=ceiling)
+                found.setdefault(piece.name, piece)
+    if not found:
+        raise UsageError(
+            f"{' and '.join(model.name for model in chosen)} "
+            f"has no stage {' or '.join(map(str, stages))}",
+            hint="an autoencoder has enc and dec, a generator all stages",
+        )
+    return tuple(found.values())
+
+
+def is_ready(piece: Piece) -> bool:
+    """The graph exists, and a decoder has its ceiling input exactly if asked for."""
+    if not piece.graph.is_file():
+        return False
+    if piece.model is None or piece.stage is not Stage.DECODER:
+        return True
+    ports = {port.name for port in read_onnx(piece.graph).inputs}
+    return ("limiter_ceiling" in ports) == piece.ceiling
+
+
+def graph_of(piece: Piece, *, say: Say) -> OnnxFile:
+    """The piece's graph, exported now if it isn't there yet.
+
+    Raises:
+        ArtefactMissing: neither graph nor checkpoint is here.
+        BuildFailed: the export failed, or the file is broken.
+    """
+    if is_ready(piece):
+        return read_onnx(piece.graph)
+    model = piece.model
+    if model is None:
+        raise ArtefactMissing(f"there is no {piece.graph}")
+    if not (model.checkpoint / "model_config.json").is_file():
+        raise ArtefactMissing(
+            f"{model.name} is not here: neither {piece.graph.name} nor a checkpoint to export",
+            hint=f"./sa3 build {model.name} --from hub",
+        )
+    say(f"{piece.name}: exporting from {model.checkpoint}")
+    _export(piece, model)
+    return read_onnx(piece.graph)
+
+
+def pull_checkpoints(words: Sequence[str], *, say: Say) -> None:
+    """Make the checkpoints of the named models complete.
+
+    Raises:
+        ArtefactMissing: offline, not found, or no access.
+        RunFailed: network, disk.
+        UsageError: a model that has no repository.
+    """
+    from sa3_models.store import pull
+    from sa3_models.wants import want_checkpoint
+
+    for word in [word for word in words if word not in _STAGES] or [DEFAULT_MODEL]:
+        want = want_checkpoint(_model(word))
+        say(f"{want.label}: pulling what is missing")
+        pull(want)
+
+
+def stage_of(graph: OnnxFile) -> Stage:
+    """Which stage a graph is, by its ports.
+
+    Raises:
+        UsageError: none of ours.
+    """
+    names = {port.name for port in graph.inputs}
+    for stage, needs in _MARKS.items():
+        if needs <= names:
+            return stage
+    raise UsageError(
+        f"{graph.path.name} is no stage of a Stable Audio 3 model",
+        found=f"inputs {', '.join(sorted(names)) or 'none'}",
+        hint="docs/architecture.md lists the ports of every stage",
+    )
+
+
+_STAGES = frozenset(stage.value for stage in Stage)
+_MARKS = {
+    Stage.TEXT: {"input_ids"},
+    Stage.DIT_STEP: {"x", "t", "context_k.0"},
+    Stage.DIT: {"x", "t", "t5_hidden"},
+    Stage.DIT_PREPARE: {"t5_hidden", "seconds_total"},
+    Stage.ENCODER: {"audio"},
+    Stage.DECODER: {"latent"},
+}
+
+
+def _model(word: str) -> Model:
+    """A model by name or folder, or by the directory of its DiT (`sa3-sm-music`)."""
+    try:
+        return resolve(word)
+    except UsageError:
+        for model in catalogue().models.values():
+            if word == model.dit_dir:
+                return model
+        raise
+
+
+def _renamed(model: Model, named: Sequence[Model]) -> Model:
+    """The checkpoint of a folder under the names of a catalogue model, if one is given."""
+    return replace(named[0], directory=model.directory) if named else model
+
+
+def _exported(model: Model, stage: Stage, precision: Precision | None, *, ceiling: bool) -> Piece:
+    family = _family(model) if stage in (Stage.ENCODER, Stage.DECODER) else ""
+    if precision is None or (precision == "fp8" and stage is Stage.TEXT):
+        precision = precision_of(stage, family)
+    folder = model.stage_dir(stage)
+    graph = export_dir(model.name, folder) / f"{stage_file(stage, precision)}.onnx"
+    return Piece(model, stage, precision, folder, graph, ceiling and stage is Stage.DECODER)
+
+
+def _family(model: Model) -> str:
+    """Family of the autoencoder: by the checkpoint, or by the catalogue while that is away."""
+    if (model.checkpoint / "model_config.json").is_file():
+        from sa3_models.config import read_model_config
+
+        return read_model_config(model.checkpoint).autoencoder.family
+    return model.autoencoder
+
+
+def _foreign(
+    path: Path, model: Model | None, stages: Sequence[Stage], precision: Precision | None
+) -> tuple[Piece, ...]:
+    """Graphs that lie somewhere: a file, or all below a folder."""
+    files = [path] if path.is_file() else sorted(path.rglob("*.onnx"))
+    found: dict[str, Piece] = {}
+    for file in files:
+        graph = read_onnx(file)
+        stage = stage_of(graph)
+        if stages and stage not in stages:
+            continue
+        folder = model.stage_dir(stage) if model else file.resolve().parent.name
+        piece = Piece(None, stage, precision or _precision(graph), folder, file)
+        if piece.name in found:
+            raise UsageError(
+                f"two graphs below {path} are {piece.name}",
+                found=f"{found[piece.name].graph.name} and {file.name}",
+                hint="name one file with --from",
+            )
+        found[piece.name] = piece
+    if not found:
+        raise ArtefactMissing(f"there are no graphs to build from in {path}")
+    return tuple(found.values())
+
+
+def _precision(graph: OnnxFile) -> Precision:
+    """The name of a graph's precision, by the types in it."""
+    if any(name.startswith("float8") for name in graph.dtypes):
+        return "fp8"
+    if "bfloat16" in graph.dtypes:
+        return "bf16"
+    return "fp16" if "float16" in graph.dtypes else "fp32"
+
+
+def _export(piece: Piece, model: Model) -> None:
+    from sa3_onnx.export import export_stage
+
+    export_stage(
+        model.checkpoint,
+        piece.stage,
+        piece.precision,
+        piece.graph,
+        ceiling_input=piece.ceiling,
+    )
