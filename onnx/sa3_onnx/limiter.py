@@ -51,11 +51,12 @@ def limited_pcm(g: Author, audio: Tensor, ceiling: Tensor | None = None) -> Tens
         return reshape(g, transpose(g, pcm, 0, 2, 3, 1), 1, -1, CHANNELS)
 
 
-def author_limiter(g: Author, *, ceiling_input: bool = False) -> None:
+def author_limiter(*, ceiling_input: bool = False) -> Author:
     """A graph of the limiter alone: `audio` f32 [1, 2, S ≥ 1] → `pcm` i32 [1, S, 2].
 
     The last block is filled by repeating the last sample, then cut off again.
     """
+    g = Author("limiter")
     audio = g.input("audio", "float32", (1, CHANNELS, "samples"))
     ceiling = g.input("limiter_ceiling", "float32", ()) if ceiling_input else None
     length = axis_length(g, audio, 2)
@@ -64,6 +65,7 @@ def author_limiter(g: Author, *, ceiling_input: bool = False) -> None:
     filled = slice_axis(g, filled, 0, g.op("Mul", blocks, g.ints(_BLOCK)), 2)
     pcm = slice_axis(g, limited_pcm(g, filled, ceiling), 0, length, 1)
     g.output("pcm", pcm, "int32", (1, "samples", CHANNELS))
+    return g
 
 
 def _gain(g: Author, blocks: Tensor, ceiling: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
-"""The SAME autoencoders: sound to latents and back (MODEL_SPEC §5).
+"""The SAME autoencoders: sound to latents and back.
 
-Knows: patches, groups of tokens, soft-norm, the order of layers. Doesn't know: attention (see
-sa3_onnx.same_blocks), the limiter.
+Knows: MODEL_SPEC §5, patches, groups of tokens, soft-norm, the order of layers. Doesn't know:
+attention (see sa3_onnx.same_blocks), the limiter.
 
-    enc  audio  f32 [1, 2, samples]   → latent f32 [1, C, latent_len]
+    enc  audio  f32 [1, 2, samples]    → latent f32 [1, C, latent_len]
     dec  latent f32 [1, C, latent_len] → pcm i32 [1, samples, 2]
 
 The noise that the reference adds when decoding is left out: decoding is deterministic.
+Folded when the file is written, in float64: the soft-norm into the linear layers beside it, the
+weight norm, head_dim^-½ into the query norm, the order of queries and keys.
 """
 
 from __future__ import annotations
@@ -14,17 +16,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sa3_models.checkpoint import Checkpoint, Tensors
-from sa3_models.config import AutoencoderConfig, CoderConfig
+from sa3_models.checkpoint import Checkpoint
 from sa3_models.errors import CheckpointError
 from sa3_models.geometry import CHANNELS, PATCH, STRIDE
-from sa3_onnx.author import Author, Tensor
+from sa3_models.stages import Stage
+from sa3_onnx.author import Author, Lowering, Tensor
 from sa3_onnx.limiter import limited_pcm
-from sa3_onnx.same_blocks import GROUP, Chunks, Windows, block, whole_groups
+from sa3_onnx.same_blocks import END, GROUP, Chunks, Windows, block, whole_groups
 from sa3_onnx.vocabulary import (
     axis_length,
     concat,
-    conv1x1,
     derived,
     matmul,
     matrix,
@@ -33,176 +34,168 @@ from sa3_onnx.vocabulary import (
     transpose,
 )
 
-__all__ = ["author_decoder", "author_encoder"]
+__all__ = ["WINDOW_GROUPS", "author_decoder", "author_encoder"]
 
 WINDOW_GROUPS = 4  # groups of queries in a block of SAME-L's sliding window
-_LAST = 2**62  # a slice bound beyond every end
-_ENCODER, _DECODER = "encoder.layers.0", "decoder.layers.3"
 
 
 def author_encoder(
-    g: Author, checkpoint: Checkpoint, *, window_groups: int = WINDOW_GROUPS
-) -> None:
-    """Write the encoder of a checkpoint's autoencoder.
+    checkpoint: Checkpoint,
+    *,
+    precision: str,
+    lowering: Lowering,
+    window_groups: int = WINDOW_GROUPS,
+) -> Author:
+    """Write the graph of `enc` (ports: docs/architecture.md).
 
-    Args:
-        g: an empty graph.
-        checkpoint: a complete model or an autoencoder alone.
-        window_groups: see `author_decoder`.
+    `window_groups`: groups of queries per block of SAME-L's sliding window; it changes speed and
+    memory, not the result.
     """
-    config, tensors = checkpoint.config.autoencoder, checkpoint.autoencoder
-    side = config.encoder
+    g = Author(Stage.ENCODER.value, precision=precision, lowering=lowering)
+    coder = _Coder(g, checkpoint, Stage.ENCODER, window_groups)
     audio = g.input("audio", "float32", (1, CHANNELS, "samples"))
     patches = transpose(g, reshape(g, audio, CHANNELS, -1, PATCH), 1, 0, 2)
     patches = reshape(g, patches, -1, CHANNELS * PATCH)
-    tokens = axis_length(g, patches, 0)
-    latents = g.op("Div", tokens, g.ints(STRIDE))
-    patches = whole_groups(g, patches, STRIDE * _multiple(config, window_groups))
-    with g.scope("encoder"):
-        x = _mapping(g, patches, tensors, f"{_ENCODER}.mapping", side)
-        x = reshape(g, x, -1, STRIDE, side.dim)
-        x = _with_new_tokens(g, x, tensors, f"{_ENCODER}.new_tokens", slice(STRIDE, GROUP))
-        x = _transformer(g, x, latents, tensors, config, side, _ENCODER, window_groups)
-        x = slice_axis(g, reshape(g, x, -1, GROUP, side.dim), STRIDE, GROUP, 1)
-        z = _soft_norm(g, reshape(g, x, -1, side.dim), tensors)
-        z = transpose(g, slice_axis(g, z, 0, latents, 0), 1, 0)
-    z = reshape(g, z, 1, config.latent_dim, -1)
-    g.output("latent", z, "float32", (1, config.latent_dim, "latent_len"))
+    latents = g.op("Div", axis_length(g, patches, 0), g.ints(STRIDE))
+    patches = whole_groups(g, patches, STRIDE * coder.multiple)
+    x = reshape(g, coder.mapping(patches), -1, STRIDE, coder.side.dim)
+    x = coder.transformer(coder.with_new_tokens(x), latents)
+    x = slice_axis(g, reshape(g, x, -1, GROUP, coder.side.dim), STRIDE, GROUP, 1)
+    z = coder.to_latents(reshape(g, x, -1, coder.side.dim))
+    z = transpose(g, slice_axis(g, z, 0, latents, 0), 1, 0)
+    z = reshape(g, z, 1, coder.config.latent_dim, -1)
+    g.output("latent", z, "float32", (1, coder.config.latent_dim, "latent_len"))
+    return g
 
 
 def author_decoder(
-    g: Author,
     checkpoint: Checkpoint,
     *,
+    precision: str,
+    lowering: Lowering,
     ceiling_input: bool = False,
     limiter: bool = True,
     window_groups: int = WINDOW_GROUPS,
-) -> None:
-    """Write the decoder of a checkpoint's autoencoder.
+) -> Author:
+    """Write the graph of `dec` (ports: docs/architecture.md).
 
     Args:
-        g: an empty graph.
         checkpoint: a complete model or an autoencoder alone.
+        precision: of the trunk.
+        lowering: of the vocabulary.
         ceiling_input: add the input `limiter_ceiling` f32 [] instead of the fixed ceiling.
         limiter: False gives the sound before the limiter, `audio` f32 [1, 2, samples].
-        window_groups: groups of queries per block of SAME-L's sliding window: changes speed and
-            memory, not the result.
+        window_groups: as in `author_encoder`.
     """
-    config, tensors = checkpoint.config.autoencoder, checkpoint.autoencoder
-    side = config.decoder
-    latent = g.input("latent", "float32", (1, config.latent_dim, "latent_len"))
-    latents = axis_length(g, latent, 2)
+    g = Author(Stage.DECODER.value, precision=precision, lowering=lowering)
+    coder = _Coder(g, checkpoint, Stage.DECODER, window_groups)
+    channels = coder.config.latent_dim
+    latent = g.input("latent", "float32", (1, channels, "latent_len"))
     ceiling = g.input("limiter_ceiling", "float32", ()) if limiter and ceiling_input else None
-    with g.scope("decoder"):
-        x = transpose(g, reshape(g, latent, config.latent_dim, -1), 1, 0)
-        scale = float(tensors.read("bottleneck.running_std")[0])
-        weight = matrix(g, tensors, "decoder.layers.1.weight", factor=scale)
-        x = matmul(g, x, weight, g.constant(tensors.read("decoder.layers.1.bias")))
-        x = whole_groups(g, x, _multiple(config, window_groups))
-        x = reshape(g, x, -1, 1, side.dim)
-        x = _with_new_tokens(g, x, tensors, f"{_DECODER}.new_tokens", slice(1, GROUP))
-        x = _transformer(g, x, latents, tensors, config, side, _DECODER, window_groups)
-        x = slice_axis(g, reshape(g, x, -1, GROUP, side.dim), 1, GROUP, 1)
-        x = _mapping(g, reshape(g, x, -1, side.dim), tensors, f"{_DECODER}.mapping", side)
-        patches = slice_axis(g, x, 0, g.op("Mul", latents, g.ints(STRIDE)), 0)
+    latents = axis_length(g, latent, 2)
+    x = coder.from_latents(transpose(g, reshape(g, latent, channels, -1), 1, 0))
+    x = reshape(g, whole_groups(g, x, coder.multiple), -1, 1, coder.side.dim)
+    x = coder.transformer(coder.with_new_tokens(x), latents)
+    x = slice_axis(g, reshape(g, x, -1, GROUP, coder.side.dim), 1, GROUP, 1)
+    patches = coder.mapping(reshape(g, x, -1, coder.side.dim))
+    patches = slice_axis(g, patches, 0, g.op("Mul", latents, g.ints(STRIDE)), 0)
     audio = transpose(g, reshape(g, patches, -1, CHANNELS, PATCH), 1, 0, 2)
     audio = reshape(g, audio, 1, CHANNELS, -1)
     if limiter:
         g.output("pcm", limited_pcm(g, audio, ceiling), "int32", (1, "samples", CHANNELS))
     else:
         g.output("audio", audio, "float32", (1, CHANNELS, "samples"))
+    return g
 
 
-def _multiple(config: AutoencoderConfig, window_groups: int) -> int:
-    """The number of latents that a sequence is padded to a multiple of."""
-    if config.family == "same-l":
-        return max(window_groups, config.sliding_window)
-    if config.chunk_latents % 2:
-        raise CheckpointError(
-            "a chunk of the autoencoder must hold an even number of latents",
-            found=f"chunk_size = {config.chunk_latents * STRIDE}, {config.chunk_latents} latents",
-            hint="only then can chunks be shifted by half of their length",
+class _Coder:
+    """One side of an autoencoder, emitted into one graph; tokens are [tokens, dim].
+
+    Attributes:
+        multiple: latents that a sequence is padded to a multiple of.
+    """
+
+    def __init__(self, g: Author, checkpoint: Checkpoint, stage: Stage, window_groups: int) -> None:
+        self.g, self.config, self.tensors = g, checkpoint.config.autoencoder, checkpoint.autoencoder
+        encodes = stage is Stage.ENCODER
+        self.side = self.config.encoder if encodes else self.config.decoder
+        self.name = "encoder.layers.0" if encodes else "decoder.layers.3"
+        # groups of 17 tokens: patches then the learned token, or latent then 16 learned tokens
+        self.new_tokens = (STRIDE, GROUP) if encodes else (1, GROUP)
+        if self.config.family == "same-l":
+            self.multiple = max(window_groups, self.config.sliding_window)
+            return
+        self.multiple = self.config.chunk_latents
+        if self.multiple % 2:
+            raise CheckpointError(
+                "a chunk of the autoencoder must hold an even number of latents",
+                found=f"chunk_size {self.multiple * STRIDE}: {self.multiple} latents",
+                hint="only such chunks can be shifted by half of their length",
+            )
+
+    def from_latents(self, z: Tensor) -> Tensor:
+        """Latents [L, C] → [L, dim], the division by running_std undone: W·(z·std) + b."""
+        g, name = self.g, "decoder.layers.1"
+        std = float(self.tensors.read("bottleneck.running_std")[0])
+        weight = matrix(g, self.tensors, f"{name}.weight", factor=std)
+        return matmul(g, z, weight, g.constant(self.tensors.read(f"{name}.bias")))
+
+    def to_latents(self, x: Tensor) -> Tensor:
+        """Tokens [L, dim] → soft-normed latents [L, C]: ((W·x + b)·scale + bias)/std."""
+        g, name = self.g, "encoder.layers.2"
+        scale, bias, std = (
+            self.tensors.read(f"bottleneck.{part}").astype(np.float64).reshape(-1)
+            for part in ("scaling_factor", "bias", "running_std")
         )
-    return config.chunk_latents
+        weight = matrix(g, self.tensors, f"{name}.weight", factor=scale / std)
+        shift = (self.tensors.read(f"{name}.bias") * scale + bias) / std
+        return matmul(g, x, weight, g.constant(shift))
 
+    def with_new_tokens(self, groups: Tensor) -> Tensor:
+        """Groups [n, 16 or 1, dim], filled up to 17 tokens with the learned one → [n·17, dim].
 
-def _transformer(
-    g: Author,
-    x: Tensor,
-    latents: Tensor,
-    tensors: Tensors,
-    config: AutoencoderConfig,
-    side: CoderConfig,
-    name: str,
-    window_groups: int,
-) -> Tensor:
-    """All blocks: x [tokens, dim], padded to whole chunks or windows → the same shape."""
-    plain = side.depth - max(side.sinusoidal_blocks - 1, 0)
-    multiple = _multiple(config, window_groups)
-    geometry: Chunks | Windows
-    shifted_from = side.depth  # the block before which chunks are shifted
-    shift = multiple * GROUP // 2
-    if config.family == "same-s":
-        geometry = Chunks(multiple * GROUP)
-        shifted_from = side.depth // 2
-    else:
-        geometry = Windows.of(g, latents, multiple, config.sliding_window)
-    for i in range(side.depth):
-        if i == shifted_from:
-            front, back = slice_axis(g, x, 0, shift, 0), slice_axis(g, x, -shift, _LAST, 0)
-            x = concat(g, 0, front, x, back)
-        with g.scope(f"block.{i}"):
-            place = f"{name}.transformers.{i}"
-            x = block(g, x, tensors, place, side, geometry, sinusoidal=i >= plain)
-    return slice_axis(g, x, shift, -shift, 0) if shifted_from < side.depth else x
+        They are padded with zeros, and the learned token is added there.
+        """
+        g, (start, stop) = self.g, self.new_tokens
+        token = self.tensors.read(f"{self.name}.new_tokens").reshape(-1)
+        added = np.zeros((1, GROUP, token.size))
+        added[:, start:stop] = token
+        padded = g.op("Pad", groups, g.ints(0, 0, 0, 0, stop - start, 0))
+        return reshape(g, g.op("Add", padded, g.constant(added)), -1, token.size)
 
+    def mapping(self, x: Tensor) -> Tensor:
+        """The weight-normed convolution between patches and tokens: [n, in] → [n, out].
 
-def _with_new_tokens(
-    g: Author, groups: Tensor, tensors: Tensors, name: str, place: slice
-) -> Tensor:
-    """Groups [n, 1 or 16, dim] filled up to 17 tokens with the learned one: → [n·17, dim].
+        The rows of three taps side by side make it one matrix product; outside are zeros.
+        """
+        g, name, tensors = self.g, f"{self.name}.mapping", self.tensors
+        out, into, taps = tensors.shape(f"{name}.weight_v")
 
-    Zeros are appended or put in front, then the learned token is added where they are.
-    """
-    token = tensors.read(name).reshape(-1)
-    added = np.zeros((1, GROUP, token.size))
-    added[:, place] = token
-    front = place.start if place.stop < GROUP else 0
-    back = GROUP - place.start
-    pads = (0, 0, 0, 0, back, 0) if not front else (0, front, 0, 0, 0, 0)
-    x = g.op("Add", g.op("Pad", groups, g.ints(*pads)), g.constant(added))
-    return reshape(g, x, -1, token.size)
+        def kernel() -> NDArray[np.float32]:
+            return tensors.weight_norm(name).transpose(2, 1, 0).reshape(taps * into, out)
 
+        weight = derived(g, f"{name}.weight", (taps * into, out), kernel)
+        if taps > 1:
+            padded = g.op("Pad", x, g.ints(taps // 2, 0, taps // 2, 0))
+            shifted = (slice_axis(g, padded, i, i + 1 - taps or END, 0) for i in range(taps))
+            x = concat(g, 1, *shifted)
+        return matmul(g, x, weight, g.constant(tensors.read(f"{name}.bias")))
 
-def _mapping(g: Author, x: Tensor, tensors: Tensors, name: str, side: CoderConfig) -> Tensor:
-    """The weight-normed convolution between patches and tokens: [n, in] → [n, out].
-
-    Three taps are three columns of rows side by side: one product instead of a convolution.
-    """
-    out, into, taps = tensors.shape(f"{name}.weight_v")
-    bias = g.constant(tensors.read(f"{name}.bias"))
-
-    def kernel() -> NDArray[np.float32]:
-        return tensors.weight_norm(name).transpose(2, 1, 0).reshape(taps * into, out)
-
-    weight = derived(g, f"{name}.weight", (taps * into, out), kernel)
-    if taps > 1:
-        reach = taps // 2
-        wide = g.op("Pad", x, g.ints(reach, 0, reach, 0))
-        x = concat(g, 1, *(slice_axis(g, wide, i, i - 2 * reach or _LAST, 0) for i in range(taps)))
-    return conv1x1(g, x, weight, bias)
-
-
-def _soft_norm(g: Author, x: Tensor, tensors: Tensors) -> Tensor:
-    """The last linear layer of the encoder with the soft-norm folded into it, in float64.
-
-    (W·x + b)·scale/std + bias/std.
-    """
-    scale, bias, std = (
-        tensors.read(f"bottleneck.{part}").astype(np.float64).reshape(-1)
-        for part in ("scaling_factor", "bias", "running_std")
-    )
-    name = "encoder.layers.2"
-    weight = matrix(g, tensors, f"{name}.weight", factor=scale / std)
-    shift = (tensors.read(f"{name}.bias") * scale + bias) / std
-    return matmul(g, x, weight, g.constant(shift))
+    def transformer(self, x: Tensor, latents: Tensor) -> Tensor:
+        """All blocks over [tokens, dim]; `latents` (int64 [1]) of the groups are real."""
+        g, side = self.g, self.side
+        plain = side.depth - max(side.sinusoidal_blocks - 1, 0)
+        chunks = self.config.family == "same-s"
+        geometry: Chunks | Windows
+        if chunks:
+            geometry = Chunks(self.multiple * GROUP)
+        else:
+            geometry = Windows.of(g, latents, self.multiple, self.config.sliding_window)
+        shift = self.multiple * GROUP // 2  # tokens, half a chunk
+        for i in range(side.depth):
+            if chunks and i == side.depth // 2:
+                x = concat(g, 0, slice_axis(g, x, 0, shift, 0), x, slice_axis(g, x, -shift, END, 0))
+            with g.scope(f"block{i}"):
+                place = f"{self.name}.transformers.{i}"
+                x = block(g, x, self.tensors, place, side, geometry, sinusoidal=i >= plain)
+        return slice_axis(g, x, shift, -shift, 0) if chunks else x

@@ -33,11 +33,11 @@ from sa3_onnx.vocabulary import (
     transpose,
 )
 
-__all__ = ["GROUP", "Chunks", "Windows", "block", "whole_groups"]
+__all__ = ["END", "GROUP", "Chunks", "Windows", "block", "whole_groups"]
 
 GROUP = STRIDE + 1  # tokens per latent: 16 patches and the latent's own
 _HIDDEN = -1e4  # added to the score of a key that must not be seen; finite in float16, even twice
-_LAST = 2**62  # a slice bound beyond every end
+END = 2**62  # a slice bound beyond every end
 
 Rotate = Callable[[Tensor, int, int, int], Tensor]  # (x [B, H, T, head], H, T, first position)
 
@@ -138,7 +138,7 @@ def _with_halo(g: Author, x: Tensor, size: int, halo: int) -> Tensor:
     tail = slice_axis(g, x, size - halo, size, 1)
     before = slice_axis(g, g.op("Pad", tail, g.ints(1, 0, 0, 0, 0, 0)), 0, -1, 0)
     head = slice_axis(g, x, 0, halo, 1)
-    after = slice_axis(g, g.op("Pad", head, g.ints(0, 0, 0, 1, 0, 0)), 1, _LAST, 0)
+    after = slice_axis(g, g.op("Pad", head, g.ints(0, 0, 0, 1, 0, 0)), 1, END, 0)
     return concat(g, 1, before, x, after)
 
 
