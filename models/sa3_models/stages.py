@@ -65,10 +65,15 @@ class StageIO:
         return next((port for port in self.outputs if port.name == name), None)
 
 
-def stage_file(stage: Stage, precision: Precision) -> str:
-    """Stem of a stage's file, as published: `dit_fp16`, `enc_bf16_chunkable`, …"""
+def stage_file(stage: Stage, precision: Precision, lowering: str = "primitives") -> str:
+    """Stem of a stage's file, as published: `dit_fp16`, `enc_bf16_chunkable`, …
+
+    Half-precision graphs in the operators that ONNX Runtime has kernels for end in `_ort`; FP32
+    ones are made for it anyway.
+    """
+    suffix = "_ort" if lowering == "operators" and precision != "fp32" else ""
     if stage is Stage.ENCODER:
-        return f"enc_{precision}_chunkable"
+        return f"enc_{precision}_chunkable{suffix}"
     if stage is Stage.DECODER:
-        return f"dec_{precision}_chunkable_limiter"
-    return f"{stage.value}_{precision}"
+        return f"dec_{precision}_chunkable_limiter{suffix}"
+    return f"{stage.value}_{precision}{suffix}"

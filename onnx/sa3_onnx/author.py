@@ -18,10 +18,10 @@ from typing import Any, Literal, TypeAlias
 
 import ml_dtypes
 import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
+import onnx
 from sa3_models.files import whole_file
 
 __all__ = ["Author", "Lowering", "Tensor", "Weight"]
@@ -258,19 +258,29 @@ class Author:
 
     # -- files --------------------------------------------------------------------------------
 
+    @property
+    def weight_bytes(self) -> int:
+        """Size of all weights that the file will hold, to within a page each."""
+        return sum(_nbytes(weight) for weight in self._used().values())
+
+    def _used(self) -> dict[str, Weight]:
+        used = {t.name for node in self.graph.nodes for t in node.inputs}
+        return {name: weight for name, weight in self._weights.items() if name in used}
+
     def save(self, path: Path, *, progress: Callable[[int, int], None] | None = None) -> None:
         """Write `path` and its data file `<path>.data`, both whole or not at all.
+
+        `metadata` is written with them, and `data_bytes`, the size of the data file.
 
         Args:
             path: the `.onnx` file; an existing one is replaced.
             progress: called with (bytes written, bytes in all) after each chunk.
         """
         self.graph.cleanup(remove_unused_node_outputs=False).toposort()
-        used = {t.name for node in self.graph.nodes for t in node.inputs}
-        weights = {name: w for name, w in self._weights.items() if name in used}
+        weights = self._used()
         model = gs.export_onnx(self.graph, do_type_check=False)
         data = path.with_name(f"{path.name}.data")
-        total = sum(_nbytes(w) for w in weights.values())
+        total = self.weight_bytes
         written = 0
         with whole_file(path) as part, whole_file(data) as data_part:
             with data_part.open("wb") as file:
@@ -280,13 +290,15 @@ class Author:
                     proto.data_type = _PROTO[weight.dtype]
                     proto.dims.extend(weight.shape)
                     if _nbytes(weight) <= _INLINE_LIMIT:
-                        proto.raw_data = b"".join(_bytes(c, weight) for c in weight.chunks())
+                        proto.raw_data = b"".join(
+                            _bytes(chunk, weight).tobytes() for chunk in weight.chunks()
+                        )
                         written += len(proto.raw_data)
                         continue
                     file.seek(-file.tell() % _ALIGNMENT, 1)
                     start = file.tell()
                     for chunk in weight.chunks():
-                        written += file.write(_bytes(chunk, weight))
+                        written += file.write(_bytes(chunk, weight).data)
                         if progress:
                             progress(written, total)
                     length = file.tell() - start
@@ -302,10 +314,13 @@ class Author:
                     ):
                         entry = proto.external_data.add()
                         entry.key, entry.value = key, str(value)
+                self.metadata["data_bytes"] = str(file.tell())
             for key, value in self.metadata.items():
                 entry = model.metadata_props.add()
                 entry.key, entry.value = key, value
             onnx.save_model(model, part)
+            # an old graph must not find the new weights, should this end between the two renames
+            path.unlink(missing_ok=True)
 
 
 def _numpy(name: str) -> np.dtype[Any]:
@@ -316,5 +331,6 @@ def _nbytes(weight: Weight) -> int:
     return int(np.prod(weight.shape, dtype=np.int64)) * weight.dtype.itemsize
 
 
-def _bytes(chunk: NDArray[Any], weight: Weight) -> bytes:
-    return np.ascontiguousarray(chunk.astype(weight.dtype, copy=False)).tobytes()
+def _bytes(chunk: NDArray[Any], weight: Weight) -> NDArray[np.uint8]:
+    """The bytes of a chunk in the weight's type, without a further copy."""
+    return np.ascontiguousarray(chunk, dtype=weight.dtype).reshape(-1).view(np.uint8)

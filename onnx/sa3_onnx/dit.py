@@ -12,7 +12,6 @@ Computed once per step for all blocks: every modulation vector, with the norms' 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +19,9 @@ from numpy.typing import NDArray
 from sa3_models.checkpoint import Checkpoint, Tensors
 from sa3_models.config import DitConfig
 from sa3_models.geometry import LATENT_LEN_MAX, TEXT_LEN
-from sa3_models.stages import Stage
+from sa3_models.stages import Port, Stage
 from sa3_onnx import vocabulary as v
-from sa3_onnx.author import Author, Lowering, Tensor
+from sa3_onnx.author import Author, Tensor
 
 __all__ = ["author_dit", "fourier_frequencies"]
 
@@ -35,19 +34,16 @@ LATENT = "latent_len"
 _EXP_ULPS = {26: -1, 27: 1, 44: 1, 86: -1, 124: 1}
 
 
-def author_dit(
-    checkpoint: Checkpoint, stage: Stage, *, precision: str, lowering: Lowering
-) -> Author:
-    """Write the graph of `dit`, `dit_prepare` or `dit_step` (ports: docs/architecture.md)."""
+def author_dit(g: Author, checkpoint: Checkpoint, stage: Stage) -> None:
+    """Write `dit`, `dit_prepare` or `dit_step` into an empty graph (ports: architecture.md)."""
     config = checkpoint.config.dit
     tensors = checkpoint.dit
     assert config is not None
-    g = Author(stage.value, precision=precision, lowering=lowering)
     parts = _Dit(g, tensors, config)
     if stage is Stage.DIT_PREPARE:
         for port, tensor in parts.prepare(parts.conditions()).items():
             g.output(port.name, tensor, port.dtype, port.shape)
-        return g
+        return
     x = g.input("x", "float32", (1, config.latent_dim, LATENT))
     t = g.input("t", "float32", (1,))
     conditions = parts.conditions() if stage is Stage.DIT else {}
@@ -58,7 +54,6 @@ def author_dit(
         prepared = {p.name: g.input(p.name, p.dtype, p.shape) for p in parts.prepared_ports()}
     velocity = parts.step(x, t, padding, prepared)
     g.output("velocity", velocity, "float32", (1, config.latent_dim, LATENT))
-    return g
 
 
 def fourier_frequencies(count: int) -> NDArray[np.float32]:
@@ -84,13 +79,6 @@ def fourier_frequencies(count: int) -> NDArray[np.float32]:
     return table
 
 
-@dataclass(frozen=True)
-class _Port:
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-
-
 class _Dit:
     """Both parts of one DiT, emitted into one graph."""
 
@@ -114,11 +102,11 @@ class _Dit:
             )
         }
 
-    def prepared_ports(self) -> list[_Port]:
+    def prepared_ports(self) -> list[Port]:
         """What prepare gives to step: the trunk type, but for the float32 global vector."""
         c, trunk = self.config, self.g.trunk.name
         context = (1, c.heads, CONTEXT_LEN, c.head_dim)
-        ports = [_Port("global_cond", "float32", (1, c.dim))]
+        ports = [Port("global_cond", "float32", (1, c.dim))]
         for i in range(c.depth):
             names = (
                 ["context_k", "context_k2", "context_v"]
@@ -128,13 +116,13 @@ class _Dit:
                     "context_v",
                 ]
             )
-            ports += [_Port(f"{name}.{i}", trunk, context) for name in names]
-            ports.append(_Port(f"local.{i}", trunk, (1, LATENT, c.dim)))
+            ports += [Port(f"{name}.{i}", trunk, context) for name in names]
+            ports.append(Port(f"local.{i}", trunk, (1, LATENT, c.dim)))
         return ports
 
     # -- prepare ------------------------------------------------------------------------------
 
-    def prepare(self, conditions: Mapping[str, Tensor]) -> dict[_Port, Tensor]:
+    def prepare(self, conditions: Mapping[str, Tensor]) -> dict[Port, Tensor]:
         """Everything that does not change from step to step."""
         g, c, w = self.g, self.config, self.tensors
         gate = conditions["cond_gate"]
