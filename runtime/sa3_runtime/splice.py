@@ -27,14 +27,15 @@ def kept_samples(
 ) -> NDArray[np.bool_]:
     """Where the source stays: bool [samples], False in the ranges and behind the source's end.
 
-    A source that ends before the clip gives its last 20 ms to the crossfade into what follows.
+    A source that ends before the clip gives its last 20 ms to the crossfade into what follows; one
+    that ends less than that before the clip's end counts as complete.
 
     Args:
         samples: length of the clip.
         source_samples: length of the source.
         ranges: seconds to make anew.
     """
-    end = source_samples if source_samples >= samples else source_samples - FADE
+    end = source_samples if source_samples >= samples - FADE else source_samples - FADE
     keep = np.arange(samples) < end
     for first, last in ranges:
         keep[int(first * SAMPLE_RATE) : int(last * SAMPLE_RATE)] = False
@@ -51,7 +52,7 @@ def kept_latents(keep: NDArray[np.bool_], source_samples: int, frames: int) -> N
     mask = np.zeros(frames, np.float32)
     inside = firsts < len(keep)
     mask[inside] = keep[firsts[inside]]
-    if source_samples < len(keep):
+    if source_samples < len(keep) - FADE:
         mask[firsts + SAMPLES_PER_LATENT > source_samples] = 0
     return mask[None, None]
 

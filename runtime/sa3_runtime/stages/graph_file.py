@@ -62,21 +62,19 @@ def read_graph_file(path: Path) -> GraphFile:
     """
     if not path.is_file():
         raise ArtefactMissing(f"{path} is missing", hint="export or pull the model again")
+    size = path.stat().st_size
+    if size == 0:
+        raise RunFailed(f"{path.name} is empty", hint="export or pull it again")
     with path.open("rb") as file:
-        if path.stat().st_size == 0:
-            raise RunFailed(f"{path.name} is empty", hint="export or pull it again")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            view = memoryview(mapped)
-            try:
-                return _facts(path, view)
-            except (IndexError, ValueError, StopIteration) as error:
-                raise RunFailed(
-                    f"{path.name} is not an ONNX file",
-                    found=f"{path.stat().st_size:,} bytes that don't parse",
-                    hint="export or pull it again",
-                ) from error
-            finally:
-                view.release()
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    try:
+        return _facts(path, view)
+    except (IndexError, ValueError, StopIteration) as error:
+        raise RunFailed(
+            f"{path.name} is not an ONNX file",
+            found=f"{size:,} bytes that don't parse",
+            hint="export or pull it again",
+        ) from error
 
 
 def _facts(path: Path, view: memoryview) -> GraphFile:

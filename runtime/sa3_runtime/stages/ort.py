@@ -5,6 +5,7 @@ Knows: session options, input and output binding. Doesn't know: plans, CUDA.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -94,10 +95,15 @@ class OrtStage:
         # activations of one length are useless to the next: give them back after every run
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        self._data = _mapped_data(graph)  # lives as long as the session
+        model: str | bytes = str(path.resolve())
+        if self._data:
+            names, buffers = list(self._data), list(self._data.values())
+            sizes = [len(buffer) for buffer in buffers]
+            options.add_external_initializers_from_files_in_memory(names, buffers, sizes)
+            model = path.read_bytes()
         try:
-            self._session = ort.InferenceSession(
-                str(_beside_its_data(graph)), options, providers=["CPUExecutionProvider"]
-            )
+            self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime has no common base class
             raise RunFailed(f"{path.name} could not be loaded", found=_first_line(error)) from error
 
@@ -130,24 +136,23 @@ class OrtStage:
     def close(self) -> None:
         """Give the weights back."""
         del self._session
+        self._data.clear()
 
 
-def _beside_its_data(graph: GraphFile) -> Path:
-    """The path to load from, links resolved.
+def _mapped_data(graph: GraphFile) -> dict[str, mmap.mmap]:
+    """Data files to hand over in memory, by the name the graph knows them under.
 
     ONNX Runtime refuses data files that leave the model's directory through a link, which is how
-    the hub's cache stores them. Where the pair is scattered, a directory of links of our own would
-    be refused as well, so the user is told.
+    the hub's cache stores them: such a pair is mapped here instead. Empty for real neighbours.
     """
     real = graph.path.resolve()
-    strangers = [file for file in graph.data if file.resolve() != real.parent / file.name]
-    if strangers:
-        raise RunFailed(
-            f"{graph.path.name} and its data file {strangers[0].name} are links to other places",
-            found=f"{real} and {strangers[0].resolve()}",
-            hint="put real files side by side: cp -L",
-        )
-    return real
+    if all(file.resolve() == real.parent / file.name for file in graph.data):
+        return {}
+    mapped = {}
+    for path in graph.data:
+        with path.open("rb") as file:
+            mapped[path.name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return mapped
 
 
 def _first_line(error: Exception) -> str:
