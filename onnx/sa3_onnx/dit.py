@@ -21,7 +21,7 @@ from sa3_models.config import DitConfig
 from sa3_models.geometry import LATENT_LEN_MAX, TEXT_LEN
 from sa3_models.stages import Port, Stage
 from sa3_onnx import vocabulary as v
-from sa3_onnx.author import Author, Tensor
+from sa3_onnx.author import Author, Lowering, Tensor
 
 __all__ = ["author_dit", "fourier_frequencies"]
 
@@ -34,16 +34,19 @@ LATENT = "latent_len"
 _EXP_ULPS = {26: -1, 27: 1, 44: 1, 86: -1, 124: 1}
 
 
-def author_dit(g: Author, checkpoint: Checkpoint, stage: Stage) -> None:
-    """Write `dit`, `dit_prepare` or `dit_step` into an empty graph (ports: architecture.md)."""
+def author_dit(
+    checkpoint: Checkpoint, stage: Stage, *, precision: str, lowering: Lowering
+) -> Author:
+    """Write the graph of `dit`, `dit_prepare` or `dit_step` (ports: docs/architecture.md)."""
     config = checkpoint.config.dit
     tensors = checkpoint.dit
     assert config is not None
+    g = Author(stage.value, precision=precision, lowering=lowering)
     parts = _Dit(g, tensors, config)
     if stage is Stage.DIT_PREPARE:
         for port, tensor in parts.prepare(parts.conditions()).items():
             g.output(port.name, tensor, port.dtype, port.shape)
-        return
+        return g
     x = g.input("x", "float32", (1, config.latent_dim, LATENT))
     t = g.input("t", "float32", (1,))
     conditions = parts.conditions() if stage is Stage.DIT else {}
@@ -54,6 +57,7 @@ def author_dit(g: Author, checkpoint: Checkpoint, stage: Stage) -> None:
         prepared = {p.name: g.input(p.name, p.dtype, p.shape) for p in parts.prepared_ports()}
     velocity = parts.step(x, t, padding, prepared)
     g.output("velocity", velocity, "float32", (1, config.latent_dim, LATENT))
+    return g
 
 
 def fourier_frequencies(count: int) -> NDArray[np.float32]:

@@ -15,21 +15,24 @@ from numpy.typing import NDArray
 from sa3_models.checkpoint import Checkpoint, Tensors
 from sa3_models.config import TextConfig
 from sa3_models.geometry import TEXT_LEN
+from sa3_models.stages import Stage
 from sa3_onnx import vocabulary as v
-from sa3_onnx.author import Author, Tensor
+from sa3_onnx.author import Author, Lowering, Tensor
 
 __all__ = ["author_text_encoder"]
 
 _HIDDEN_KEY = -1e4  # added to the score of a padded key: exp gives 0, and no NaN if all are hidden
 
 
-def author_text_encoder(g: Author, checkpoint: Checkpoint) -> None:
-    """Write `t5gemma` (ports: docs/architecture.md) into an empty graph."""
+def author_text_encoder(checkpoint: Checkpoint, *, precision: str, lowering: Lowering) -> Author:
+    """Write the graph of `t5gemma` (ports: docs/architecture.md)."""
+    g = Author(Stage.TEXT.value, precision=precision, lowering=lowering)
     encoder = _Encoder(g, checkpoint.text, checkpoint.text_config)
     ids = g.input("input_ids", "int64", (1, TEXT_LEN))
     mask = g.input("attention_mask", "int64", (1, TEXT_LEN))
     shape = (1, TEXT_LEN, checkpoint.text_config.hidden)
     g.output("hidden_states", encoder.hidden_states(ids, mask), "float32", shape)
+    return g
 
 
 class _Encoder:
