@@ -1,0 +1,151 @@
+"""What a plan needs of a GPU's memory, before anything is allocated.
+
+Knows: weights and scratch as stages declare them, buffers by their layout. Doesn't know: the GPU.
+Scratch that stages share counts with its maximum; a stage that brings its own counts by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sa3_models.geometry import LATENT_LEN_MAX
+from sa3_runtime.devices.cuda.driver import OutOfDeviceMemory
+from sa3_runtime.devices.cuda.layout import lay_out
+from sa3_runtime.plan import Plan, RunStage
+
+if TYPE_CHECKING:
+    from sa3_runtime.devices.cuda.stage import CudaStage
+
+__all__ = ["Needs", "needs_of", "refusal", "window_for"]
+
+GRAPH_BYTES = 64 << 20  # an instantiated graph, kernels and handles of the libraries
+WINDOWS = (4096, 2048, 1024, 512, 256, 128)  # few, so that a bit more free memory changes none
+MEGABYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Device memory of one plan in bytes.
+
+    weights: by stage. scratch: shared. own: scratch of stages that bring their own, by stage.
+    buffers: inputs, outputs and work. graph: the captured graph and what comes with it.
+    peak: most that is held at one time: the sum, or less when stages are freed after use.
+    """
+
+    weights: Mapping[str, int]
+    scratch: int
+    own: Mapping[str, int]
+    buffers: int
+    graph: int
+    peak: int
+
+    def table(self) -> str:
+        """All of it in one line for people."""
+        parts = [f"{stage} {_mb(size)}" for stage, size in self.weights.items()]
+        scratch = self.scratch + sum(self.own.values())
+        return (
+            f"weights {_mb(sum(self.weights.values()))} ({', '.join(parts)}), "
+            f"scratch {_mb(scratch)}, buffers {_mb(self.buffers)}, graph {_mb(self.graph)}"
+        )
+
+
+def needs_of(plan: Plan, stages: Mapping[str, CudaStage], *, free_models: bool = False) -> Needs:
+    """What a plan needs.
+
+    Args:
+        plan: the plan.
+        stages: all stages it runs, by name; none need be loaded.
+        free_models: stages are loaded on first use and unloaded after their last.
+    """
+    runs = [step for step in plan.steps if isinstance(step, RunStage)]
+    longest: dict[str, int] = {}
+    for step in runs:
+        longest[step.stage] = max(longest.get(step.stage, 0), step.latent_len)
+    weights = {name: stages[name].weight_bytes for name in longest}
+    scratch = {name: stages[name].scratch_bytes(length) for name, length in longest.items()}
+    shared = max((scratch[name] for name in scratch if stages[name].shares_scratch), default=0)
+    own = {name: size for name, size in scratch.items() if not stages[name].shares_scratch}
+    buffers = lay_out(plan).total
+    graph = 0 if free_models else GRAPH_BYTES
+    held = {name: weights[name] + own.get(name, 0) for name in longest}
+    most = sum(held.values())
+    if free_models:
+        names = [step.stage for step in runs]
+        last = {name: index for index, name in enumerate(names)}
+        first = {name: names.index(name) for name in last}
+        most = max(
+            (
+                sum(held[name] for name in held if first[name] <= index <= last[name])
+                for index in range(len(runs))
+            ),
+            default=0,
+        )
+    return Needs(weights, shared, own, buffers, graph, most + shared + buffers + graph)
+
+
+def refusal(
+    plan: Plan,
+    stages: Mapping[str, CudaStage],
+    available: int,
+    *,
+    free_models: bool,
+    windows: Mapping[str, int],
+) -> OutOfDeviceMemory | None:
+    """None if the plan fits into `available` bytes, else the error with the flag that helps.
+
+    Args:
+        plan: the plan.
+        stages: its stages by name.
+        available: bytes that are free, or held by what can be dropped.
+        free_models: whether stages are unloaded after use.
+        windows: latents that "enc" and "dec" would code in one piece with `--chunking on`.
+    """
+    needs = needs_of(plan, stages, free_models=free_models)
+    if needs.peak <= available:
+        return None
+    flags: list[str] = []
+    saved = 0
+    for step in {s.stage: s for s in plan.steps if isinstance(s, RunStage)}.values():
+        window = windows.get(step.stage, step.latent_len)
+        if step.latent_len > window:
+            stage = stages[step.stage]
+            saved += stage.scratch_bytes(step.latent_len) - stage.scratch_bytes(window)
+    freed = needs.peak - needs_of(plan, stages, free_models=True).peak
+    if saved and needs.peak - saved <= available:
+        flags = ["--chunking on"]
+    elif freed > 0 and needs.peak - freed <= available:
+        flags = ["--free-models"]
+    elif needs.peak - saved - max(freed, 0) <= available:
+        flags = ["--chunking on", "--free-models"]
+    hint = f"{' and '.join(flags)} would make it fit" if flags else "render a shorter clip"
+    return OutOfDeviceMemory(
+        f"this needs {_mb(needs.peak)} of GPU memory, {_mb(available)} are free",
+        found=needs.table(),
+        hint=f"{hint}; --device cpu needs none",
+    )
+
+
+def window_for(stage: CudaStage, available: int) -> int:
+    """Latents that a coder can code in one piece within `available` bytes; at least the smallest
+    window.
+    """
+    low, high = stage.latent_range
+    for window in WINDOWS:
+        ports = (*stage.io.inputs, *stage.io.outputs)
+        data = sum(4 * _numbers(port.resolve(window)) for port in ports)
+        if low <= window <= high and stage.scratch_bytes(window) + data <= available:
+            return window
+    return min(WINDOWS[-1], high, LATENT_LEN_MAX)
+
+
+def _numbers(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def _mb(size: int) -> str:
+    return f"{size / MEGABYTE:,.0f} MiB"

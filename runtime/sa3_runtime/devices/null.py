@@ -1,0 +1,380 @@
+"""A GPU that isn't there: the CUDA device's driver on host memory, with capture and replay.
+
+Knows: the semantics of a stream and its capture (order, what is refused while recording), and a
+NumPy twin of every kernel. Doesn't know: plans. It lets the whole CUDA device (layout, launches,
+recordings, memory planning) run on any machine, and says what was enqueued.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sa3_models.errors import RunFailed
+from sa3_models.geometry import PCM_PEAK
+from sa3_models.stages import Stage
+from sa3_runtime.devices.cuda.device import CudaDevice
+from sa3_runtime.devices.cuda.driver import Launch, OutOfDeviceMemory
+from sa3_runtime.devices.cuda.launches import GUIDE_BLOCKS
+from sa3_runtime.guidance import guide
+from sa3_runtime.philox import normal_noise
+from sa3_runtime.stages.graph_file import read_graph_file
+from sa3_runtime.stages.ort import OrtStage
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from sa3_runtime.devices.cuda.stage import Tensor
+
+__all__ = ["HostStage", "NullDriver", "NullGraph", "null_device", "view"]
+
+Work = tuple[str, Callable[[], None]]  # kind of graph node, what it does
+
+
+def null_device(
+    files: Mapping[Stage, Path], *, total_bytes: int = 8 << 30, free_models: bool = False
+) -> CudaDevice:
+    """A CUDA device on host memory whose stages run in ONNX Runtime on the CPU.
+
+    Args:
+        files: the .onnx file of each stage, with types the CPU knows.
+        total_bytes: memory of the imagined GPU.
+        free_models: as for a real one.
+    """
+    driver = NullDriver(total_bytes)
+    stages = {stage.value: HostStage(path, driver) for stage, path in files.items()}
+    return CudaDevice(driver, stages, free_models=free_models, kernels=lambda _: b"")
+
+
+class NullGraph:
+    """Recorded work."""
+
+    def __init__(self, driver: NullDriver, work: list[Work]) -> None:
+        """Take over the recorded work."""
+        self.nodes: Mapping[str, int] = Counter(kind for kind, _ in work)
+        self._driver, self._work = driver, work
+
+    def launch(self) -> None:
+        """Do all of it, in order."""
+        if self._driver.recording is not None:
+            raise RunFailed("launching a graph failed", found="the stream is being captured")
+        self._driver.log.append("graph")
+        for _, action in self._work:
+            action()
+
+    def close(self) -> None:
+        """Forget it; it can't be launched any more."""
+        self._work = []
+
+
+class NullDriver:
+    """`sa3_runtime.devices.cuda.driver.Driver` on host memory.
+
+    log: kind of everything enqueued, in order ("copy", "clear", kernel names, "stage", "mark",
+    "graph", "synchronize"). held: sizes of live allocations by address.
+    """
+
+    name = "null"
+    architecture = "sm_00"
+    stream = 1
+    index = 0
+
+    def __init__(self, total_bytes: int = 8 << 30) -> None:
+        """A GPU with that much memory."""
+        self.total_bytes = total_bytes
+        self.log: list[str] = []
+        self.held: dict[int, int] = {}
+        self.recording: list[Work] | None = None
+        self.closed = False
+        self._memory: dict[int, Any] = {}
+        self._clock = 0
+
+    def make_current(self) -> None:
+        """Nothing to select."""
+
+    def load(self, code: bytes) -> None:
+        """Nothing to load: kernels are in `_TWINS`."""
+        self._refuse("loading kernels")
+
+    def free_bytes(self) -> int:
+        """What is left of the imagined memory."""
+        return self.total_bytes - sum(self.held.values())
+
+    def reserve(self, size: int) -> int:
+        """Count memory that something else holds (a stage's weights); gives an address."""
+        if size > self.free_bytes():
+            raise OutOfDeviceMemory(f"allocating {size:,} bytes: the GPU is out of memory")
+        address = -1 - len(self.log) - len(self.held)
+        self.held[address] = size
+        return address
+
+    def allocate(self, size: int) -> int:
+        """Aligned host memory, filled with a pattern that makes unwritten values show."""
+        self._refuse("allocating memory")
+        if size > self.free_bytes():
+            raise OutOfDeviceMemory(f"allocating {size:,} bytes: the GPU is out of memory")
+        address = self._take(size, 0xA5)
+        self.held[address] = size
+        return address
+
+    def release(self, address: int) -> None:
+        """Give memory back."""
+        del self.held[address]
+        self._memory.pop(address, None)
+
+    def allocate_host(self, size: int) -> int:
+        """Host memory."""
+        self._refuse("allocating memory")
+        return self._take(size, 0x5A)
+
+    def release_host(self, address: int) -> None:
+        """Give host memory back."""
+        del self._memory[address]
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Enqueue a copy."""
+        self.do("memcpy", "copy", lambda: ctypes.memmove(target, source, size))
+
+    def clear(self, target: int, size: int) -> None:
+        """Enqueue zeros."""
+        self.do("memset", "clear", lambda: ctypes.memset(target, 0, size))
+
+    def launch(self, launch: Launch) -> None:
+        """Enqueue the twin of a kernel."""
+        twin = _TWINS[launch.kernel]
+        self.do("kernel", launch.kernel, lambda: twin(*launch.arguments))
+
+    def do(self, kind: str, name: str, action: Callable[[], object]) -> None:
+        """Enqueue anything: done at once, or recorded while capturing."""
+
+        def work() -> None:
+            self.log.append(name)
+            action()
+
+        if self.recording is None:
+            work()
+        else:
+            self.recording.append((kind, work))
+
+    def begin_capture(self) -> None:
+        """Record from now on."""
+        if self.recording is not None:
+            raise RunFailed("beginning capture failed", found="the stream is being captured")
+        self.recording = []
+
+    def end_capture(self) -> NullGraph:
+        """The recorded work."""
+        if self.recording is None:
+            raise RunFailed("capture failed", found="the stream is not being captured")
+        work, self.recording = self.recording, None
+        return NullGraph(self, work)
+
+    def abandon_capture(self) -> None:
+        """Leave capture."""
+        self.recording = None
+
+    def synchronize(self) -> None:
+        """Work is done as soon as it is enqueued; refused while recording, as CUDA does."""
+        self._refuse("waiting")
+        self.log.append("synchronize")
+
+    def idle(self) -> bool:
+        """Always."""
+        self._refuse("asking whether it is idle")
+        return True
+
+    def mark(self) -> list[int]:
+        """Enqueue a time stamp: a counter here."""
+        stamp = [0]
+
+        def action() -> None:
+            self._clock += 1
+            stamp[0] = self._clock
+
+        self.do("event_record", "mark", action)
+        return stamp
+
+    def seconds_between(self, first: list[int], second: list[int]) -> float:
+        """Marks passed, as milliseconds."""
+        return (second[0] - first[0]) / 1e3
+
+    def close(self) -> None:
+        """End of use."""
+        self.closed = True
+
+    def _refuse(self, what: str) -> None:
+        if self.recording is not None:
+            raise RunFailed(f"{what} failed", found="the stream is being captured")
+
+    def _take(self, size: int, pattern: int) -> int:
+        memory = ctypes.create_string_buffer(size + 256)
+        address = -(-ctypes.addressof(memory) // 256) * 256
+        ctypes.memset(address, pattern, size)
+        self._memory[address] = memory
+        return address
+
+
+class HostStage:
+    """A stage of the null device: ONNX Runtime on the CPU over host addresses."""
+
+    shares_scratch = True
+    description = "ONNX Runtime on the CPU"
+
+    def __init__(self, path: Path, driver: NullDriver) -> None:
+        """Read the facts of a file."""
+        graph = read_graph_file(path)
+        self.io = graph.io
+        self.latent_range = (1, 4096)
+        self.weight_bytes = sum(file.stat().st_size for file in (path, *graph.data))
+        self._path, self._driver = path, driver
+        self._runner: OrtStage | None = None
+        self._weights = 0
+
+    def scratch_bytes(self, latent_len: int) -> int:
+        """An imagined amount, so that planning has something to plan."""
+        return 4096 * latent_len
+
+    def load(self) -> None:
+        """Open the session."""
+        if self._runner is None:
+            self._weights = self._driver.reserve(self.weight_bytes)
+            self._runner = OrtStage(self._path, threads=1)
+
+    def prepare(self, latent_len: int) -> HostCall:
+        """A call for one length."""
+        assert self._runner is not None
+        return HostCall(self._driver, self._runner, self.scratch_bytes(latent_len))
+
+    def unload(self) -> None:
+        """Close the session."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+            self._driver.release(self._weights)
+
+
+class HostCall:
+    """Runs of a session on host addresses."""
+
+    def __init__(self, driver: NullDriver, runner: OrtStage, scratch_bytes: int) -> None:
+        """Take an open session."""
+        self.scratch_bytes = scratch_bytes
+        self._driver, self._runner = driver, runner
+
+    def enqueue(
+        self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], *, scratch: int
+    ) -> None:
+        """Enqueue one run."""
+        arrays = [
+            {port: view(t.address, t.shape, t.dtype) for port, t in tensors.items()}
+            for tensors in (inputs, outputs)
+        ]
+        self._driver.do("kernel", "stage", lambda: self._runner.run(*arrays))
+
+
+def view(address: int, shape: tuple[int, ...], dtype: str = "float32") -> NDArray[Any]:
+    """A NumPy array over host memory."""
+    kind = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    memory = (ctypes.c_byte * size).from_address(address)
+    return np.ctypeslib.as_array(memory).view(kind).reshape(shape)
+
+
+# -- twins: the same parameters as the kernels of kernels.cu --------------------------------------
+
+
+def _draw_noise(out: int, seed: int, draw: int, channels: int, frames: int) -> None:
+    key, clip = (int(word) for word in view(seed, (2,), "uint64"))
+    view(out, (1, channels, frames))[...] = normal_noise(key, draw, channels, frames, clip=clip)
+
+
+def _combine(out: int, coefficients: int, count: int, terms: int, *pairs: int) -> None:
+    total = None
+    for index, address in zip(pairs[: 2 * terms : 2], pairs[1 : 2 * terms : 2], strict=True):
+        term = view(coefficients + 4 * index, (1,))[0] * view(address, (count,))
+        total = term if total is None else total + term
+    view(out, (count,))[...] = total
+
+
+def _choose(
+    out: int, source: int, otherwise: int, mask: int, rows: int, columns: int, by_row: int
+) -> None:
+    shape = (rows, columns)
+    keep = view(mask, (rows, 1) if by_row else (1, columns)) != 0
+    rest = view(otherwise, shape) if otherwise else np.float32(0)
+    view(out, shape)[...] = np.where(keep, view(source, shape), rest)
+
+
+def _copy_rows(
+    target: int, source: int, rows: int, words: int, target_stride: int, source_stride: int
+) -> None:
+    for row in range(rows):
+        ctypes.memmove(
+            target + 4 * row * target_stride, source + 4 * row * source_stride, 4 * words
+        )
+
+
+def _narrow(out: int, pcm: int, status: int, count: int) -> None:
+    values = view(pcm, (count,), "int32")
+    clamped = np.clip(values, -PCM_PEAK, PCM_PEAK)
+    view(out, (count,), "int16")[...] = clamped
+    view(status, (1,), "int32")[0] += np.count_nonzero(clamped != values)
+
+
+def _guide_sums(partials: int, *_: int) -> None:
+    """The sums are made again by the next kernel's twin."""
+    view(partials, (GUIDE_BLOCKS, 2), "float64")[...] = np.nan
+
+
+def _guide_apply(
+    out: int,
+    partials: int,
+    coefficients: int,
+    cond: int,
+    uncond: int,
+    x: int,
+    valid: int,
+    *numbers: int,
+) -> None:
+    t, scale, apg, rescale = (view(coefficients + 4 * i, (1,))[0] for i in numbers[:4])
+    channels, frames = numbers[4:]
+    shape = (1, channels, frames)
+    view(out, shape)[...] = guide(
+        view(cond, shape),
+        view(uncond, shape),
+        view(x, shape),
+        t=t,
+        scale=scale,
+        apg=apg,
+        rescale=rescale,
+        valid=view(valid, (1, frames)) if valid else None,
+    )
+
+
+def _tick(counter: int, value: int) -> None:
+    view(counter, (1,), "uint32")[0] = value
+
+
+def _philox_words(counter: int, key0: int, key1: int, count: int) -> None:
+    from sa3_runtime.philox import philox4x32
+
+    words = view(counter, (count, 4), "uint32")
+    words[...] = philox4x32(words.copy(), (key0, key1))
+
+
+_TWINS: Mapping[str, Callable[..., None]] = {
+    "draw_noise": _draw_noise,
+    "combine": _combine,
+    "choose": _choose,
+    "copy_rows": _copy_rows,
+    "narrow": _narrow,
+    "guide_sums": _guide_sums,
+    "guide_apply": _guide_apply,
+    "tick": _tick,
+    "philox_words": _philox_words,
+}

@@ -1,0 +1,191 @@
+"""Stages on a GPU through ONNX Runtime's CUDA provider, on the device's own stream.
+
+Knows: provider options, input and output binding, what makes a session capturable. Doesn't know:
+plans, graphs, TensorRT. A session computes on the stream it is given and isn't waited for, so that
+its runs can be captured into the graph of a whole render.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sa3_models.errors import MachineMismatch, RunFailed
+from sa3_models.geometry import LATENT_LEN_MAX
+from sa3_models.stages import Stage, StageIO
+from sa3_runtime.devices.cuda.driver import OutOfDeviceMemory
+from sa3_runtime.stages.graph_file import GraphFile, read_graph_file
+
+if TYPE_CHECKING:
+    from sa3_runtime.devices.cuda.driver import Driver
+    from sa3_runtime.devices.cuda.stage import Tensor
+
+__all__ = ["OrtCudaStage"]
+
+PROVIDER = "CUDAExecutionProvider"
+_ERRORS_ONLY = 3  # ONNX Runtime log severity
+_MEMORY_SIGNS = ("out of memory", "failed to allocate", "bfcarena")
+_BFLOAT16 = 16  # ONNX's number for a type NumPy hasn't
+# Device memory of a run beyond weights and ports, in bytes: (fixed, per latent). Measured on the
+# largest published sizes (bench/cuda_fullsize.py), so that smaller models are overestimated.
+_SCRATCH = {
+    Stage.TEXT: (64 << 20, 0),
+    Stage.DIT_PREPARE: (64 << 20, 64 << 10),
+    Stage.DIT_STEP: (64 << 20, 192 << 10),
+    Stage.DIT: (128 << 20, 256 << 10),
+    Stage.ENCODER: (64 << 20, 1 << 20),
+    Stage.DECODER: (64 << 20, 1 << 20),
+}
+
+
+class OrtCudaStage:
+    """One ONNX file in an ONNX Runtime CUDA session."""
+
+    shares_scratch = False  # a session keeps a memory pool of its own
+
+    def __init__(self, stage: Stage, path: Path, driver: Driver) -> None:
+        """Read the facts of a file; nothing is loaded.
+
+        Raises:
+            ArtefactMissing: the file or its data isn't there.
+            RunFailed: it isn't ONNX.
+        """
+        graph = read_graph_file(path)
+        self.path = path
+        self.io: StageIO = graph.io
+        self.latent_range = (1, LATENT_LEN_MAX)
+        self.weight_bytes = sum(file.stat().st_size for file in (path, *graph.data))
+        self.description = "ONNX Runtime"
+        self._graph: GraphFile = graph
+        self._stage = stage
+        self._driver = driver
+        self._session: Any = None
+
+    def scratch_bytes(self, latent_len: int) -> int:
+        """Memory of a run, from measured numbers."""
+        fixed, per_latent = _SCRATCH[self._stage]
+        return fixed + per_latent * latent_len
+
+    def load(self) -> None:
+        """Open the session.
+
+        Raises:
+            MachineMismatch: this ONNX Runtime has no CUDA, or its CUDA doesn't start.
+            RunFailed: the file is refused.
+        """
+        if self._session is not None:
+            return
+        ort = _runtime()
+        options = ort.SessionOptions()
+        options.log_severity_level = _ERRORS_ONLY
+        options.intra_op_num_threads = 1
+        # weights outside of the pool: the pool holds what a run needs and nothing else
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+        provider = {
+            "device_id": str(self._driver.index),
+            "user_compute_stream": str(self._driver.stream),
+            "arena_extend_strategy": "kSameAsRequested",
+            "cudnn_conv_algo_search": "HEURISTIC",  # nothing is timed: the same choice every time
+            "use_tf32": "0",  # fp32 files are a reference
+        }
+        try:
+            session = ort.InferenceSession(
+                str(self.path.resolve()),
+                options,
+                providers=[(PROVIDER, provider), "CPUExecutionProvider"],
+            )
+        except Exception as error:  # ONNX Runtime has no common base class
+            raise _explained(f"{self.path.name} could not be loaded", error) from error
+        if session.get_providers()[0] != PROVIDER:
+            raise MachineMismatch(
+                "ONNX Runtime could not start CUDA",
+                found=f"it offers {', '.join(session.get_providers())}",
+                hint="onnxruntime-gpu needs CUDA 13 and cuDNN 9: ./install.sh, or --device cpu",
+            )
+        self._session = session
+
+    def prepare(self, latent_len: int) -> OrtCall:
+        """A call; ONNX Runtime takes any length."""
+        if self._session is None:
+            raise RunFailed(f"{self.path.name} isn't loaded")
+        return OrtCall(self._session, self.path.name, self._driver.index)
+
+    def unload(self) -> None:
+        """Give weights and memory pool back."""
+        self._session = None
+
+
+class OrtCall:
+    """Runs of a session on addresses; bindings live as long as graphs captured with them."""
+
+    scratch_bytes = 0
+
+    def __init__(self, session: Any, name: str, index: int) -> None:
+        """Take a loaded session on GPU number `index`."""
+        import onnxruntime as ort
+
+        self._session, self._name, self._index = session, name, index
+        self._bindings: list[Any] = []
+        self._options = ort.RunOptions()
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    def enqueue(
+        self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], *, scratch: int
+    ) -> None:
+        """Enqueue one run. `scratch` isn't used: a session has its own pool.
+
+        Raises:
+            RunFailed: ONNX Runtime failed; OutOfDeviceMemory where that was the reason.
+        """
+        binding = self._session.io_binding()
+        for bind, tensors in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
+            for port, tensor in tensors.items():
+                kind = _BFLOAT16 if tensor.dtype == "bfloat16" else _element_type(tensor.dtype)
+                bind(port, "cuda", self._index, kind, tensor.shape, tensor.address)
+        self._bindings.append(binding)
+        try:
+            self._session.run_with_iobinding(binding, self._options)
+        except Exception as error:
+            raise _explained(f"{self._name} failed", error) from error
+
+
+def _element_type(dtype: str) -> Any:
+    import numpy as np
+
+    return np.dtype(dtype)
+
+
+def _runtime() -> Any:
+    """The package onnxruntime with CUDA, its libraries loaded.
+
+    Raises:
+        MachineMismatch: the installed package is the CPU one.
+    """
+    import onnxruntime as ort
+
+    if PROVIDER not in ort.get_available_providers():
+        raise MachineMismatch(
+            "the installed ONNX Runtime has no CUDA",
+            found=f"onnxruntime {ort.__version__} with {', '.join(ort.get_available_providers())}",
+            hint="pip uninstall onnxruntime, then pip install onnxruntime-gpu; or --device cpu",
+        )
+    if hasattr(ort, "preload_dlls"):  # CUDA and cuDNN from their wheels; it talks on stdout
+        with contextlib.redirect_stdout(sys.stderr):
+            ort.preload_dlls()
+    return ort
+
+
+def _explained(what: str, error: Exception) -> RunFailed:
+    """ONNX Runtime's error in our words; running out of memory is told apart."""
+    lines = str(error).strip().splitlines()
+    text = lines[0][:400] if lines else type(error).__name__
+    if any(sign in str(error).lower() for sign in _MEMORY_SIGNS):
+        return OutOfDeviceMemory(
+            f"{what}: the GPU is out of memory",
+            found=text,
+            hint="shorter clips, --chunking on or --free-models need less",
+        )
+    return RunFailed(what, found=text)
