@@ -8,10 +8,12 @@ positions are counted inside a chunk or a window: tables stay small and no angle
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sa3_models.checkpoint import Tensors
 from sa3_models.config import CoderConfig
@@ -21,9 +23,9 @@ from sa3_onnx.vocabulary import (
     attention,
     axis_length,
     concat,
-    dyt,
-    glu,
+    derived,
     linear,
+    matmul,
     reshape,
     rotary,
     rotary_tables,
@@ -37,6 +39,7 @@ __all__ = ["END", "GROUP", "Chunks", "Windows", "block", "whole_groups"]
 
 GROUP = STRIDE + 1  # tokens per latent: 16 patches and the latent's own
 _HIDDEN = -1e4  # added to the score of a key that must not be seen; finite in float16, even twice
+_GAINS = ("gamma", "beta")
 END = 2**62  # a slice bound beyond every end
 
 Rotate = Callable[[Tensor, int, int, int], Tensor]  # (x [B, H, T, head], H, T, first position)
@@ -163,13 +166,10 @@ def block(
         geometry: which tokens see which.
         sinusoidal: gate the feed-forward layer with sin(πx) instead of SiLU.
     """
-    dim = side.dim
-    h = dyt(g, x, tensors, f"{name}.pre_norm")
-    # q, k, v, q2, k2 are stored; q, q2, k, k2 side by side share one norm and one rotation
-    rows = [(i * dim, (i + 1) * dim) for i in (0, 3, 1, 4, 2)]
-    qkv = linear(g, h, tensors, f"{name}.self_attn.to_qkv", rows=rows)
-    qk, v = split(g, qkv, [4 * dim, dim])
-    qk = _head_norm(g, qk, tensors, f"{name}.self_attn", side)
+    dim, attn, ff = side.dim, f"{name}.self_attn", f"{name}.ff.ff"
+    qkv, proj = f"{attn}.to_qkv", f"{ff}.0.proj"
+    q, k, v, q2, k2 = ((i * dim, (i + 1) * dim) for i in range(5))
+    inner = tensors.shape(f"{ff}.2.weight")[1]
     inv_freq = tensors.read(f"{name}.rope.inv_freq")
 
     def rotate(x: Tensor, heads: int, count: int, start: int) -> Tensor:
@@ -178,27 +178,85 @@ def block(
             tables = g.constant(cos), g.constant(sin)
         return rotary(g, x, *tables, half=len(inv_freq), head=side.head_dim, heads=heads)
 
-    both = geometry.attend(g, qk, v, side, rotate)
+    norm = _Norm(g, x, tensors, f"{name}.pre_norm")
+    # q, q2, k, k2 side by side share one norm and one rotation; v is a product of its own, because
+    # cutting one result in two would copy it
+    qk = norm.linear(qkv, rows=[q, q2, k, k2], label="qk", factor=_alphas(tensors, attn, dim))
+    qk = _head_norm(g, qk, tensors, attn, side)
+    both = geometry.attend(g, qk, norm.linear(qkv, rows=[v], label="v"), side, rotate)
     first, second = split(g, both, [side.heads] * 2, axis=1)
     h = transpose(g, g.op("Sub", first, second), 0, 2, 1, 3)
-    h = linear(g, reshape(g, h, -1, dim), tensors, f"{name}.self_attn.to_out")
-    x = g.op("Add", x, h)
-    h = linear(g, dyt(g, x, tensors, f"{name}.ff_norm"), tensors, f"{name}.ff.ff.0.proj")
-    h = glu(g, h, _sine if sinusoidal else silu)
-    return g.op("Add", x, linear(g, h, tensors, f"{name}.ff.ff.2"))
+    x = g.op("Add", x, linear(g, reshape(g, h, -1, dim), tensors, f"{attn}.to_out"))
+    norm = _Norm(g, x, tensors, f"{name}.ff_norm")
+    value = norm.linear(proj, rows=[(0, inner)], label="value")
+    gate = norm.linear(proj, rows=[(inner, 2 * inner)], label="gate")
+    h = g.op("Mul", value, _sine(g, gate) if sinusoidal else silu(g, gate))
+    return g.op("Add", x, linear(g, h, tensors, f"{ff}.2"))
+
+
+class _Norm:
+    """DynamicTanh, gamma·tanh(alpha·x) + beta, with gamma and beta folded into what follows.
+
+    W·(gamma·t + beta) + b = (W·gamma)·t + (W·beta + b), in float64: of the norm only t is left.
+    """
+
+    def __init__(self, g: Author, x: Tensor, tensors: Tensors, name: str) -> None:
+        self.g, self.tensors, self.name = g, tensors, name
+        self.t = g.op("Tanh", g.op("Mul", x, float(tensors.read(f"{name}.alpha")[0])))
+
+    def linear(
+        self,
+        name: str,
+        *,
+        rows: Sequence[tuple[int, int]],
+        label: str,
+        factor: NDArray[Any] | float = 1.0,
+    ) -> Tensor:
+        """Outputs `rows` of a linear layer of the norm, in that order, times `factor` [out]."""
+        gamma, beta = (self.tensors.read(f"{self.name}.{p}").astype(np.float64) for p in _GAINS)
+
+        def picked(part: str) -> NDArray[np.float64]:
+            pieces = [self.tensors.read(f"{name}.{part}", *span) for span in rows]
+            return np.concatenate(pieces).astype(np.float64)
+
+        def weight() -> NDArray[np.float64]:
+            return (picked("weight") * gamma).T * factor
+
+        def bias() -> NDArray[np.float64]:
+            own = picked("bias") if f"{name}.bias" in self.tensors else 0.0
+            return np.asarray((picked("weight") @ beta + own) * factor)
+
+        out = sum(stop - start for start, stop in rows)
+        shape = (self.tensors.shape(f"{name}.weight")[1], out)
+        place = f"{name}.{label}"
+        w = derived(self.g, f"{place}.weight", shape, weight)
+        return matmul(self.g, self.t, w, derived(self.g, f"{place}.bias", (out,), bias))
+
+
+def _alphas(tensors: Tensors, name: str, dim: int) -> NDArray[np.float64]:
+    """Alpha of the query and key norms for each row of q, q2, k, k2: [4·dim]."""
+    alphas = [float(tensors.read(f"{name}.{n}_norm.alpha")[0]) for n in "qk"]
+    return np.repeat(np.array(alphas), 2 * dim)
 
 
 def _head_norm(g: Author, qk: Tensor, tensors: Tensors, name: str, side: CoderConfig) -> Tensor:
-    """DynamicTanh of q, q2, k, k2 at once, head_dim^-½ folded in: → [tokens, 4·heads, head]."""
-    parts = {}
-    for part in ("alpha", "gamma", "beta"):
-        q, k = (tensors.read(f"{name}.{n}_norm.{part}").astype(np.float64) for n in "qk")
-        if part != "alpha":
-            q *= side.head_dim**-0.5
-        parts[part] = g.constant(np.repeat([q, k], 2 * side.heads, axis=0))
-    qk = reshape(g, qk, -1, 4 * side.heads, side.head_dim)
-    y = g.op("Mul", g.op("Tanh", g.op("Mul", qk, parts["alpha"])), parts["gamma"])
-    return g.op("Add", y, parts["beta"])
+    """What is left of q's and k's norms: [tokens, 4·dim] → [tokens, 4·heads, head].
+
+    alpha lies in the weights before it; head_dim^-½ is folded into q's gamma and beta.
+    """
+    gamma, beta = (
+        np.repeat(
+            [
+                tensors.read(f"{name}.q_norm.{part}") * side.head_dim**-0.5,
+                tensors.read(f"{name}.k_norm.{part}"),
+            ],
+            2 * side.heads,
+            axis=0,
+        )
+        for part in _GAINS
+    )
+    t = g.op("Tanh", reshape(g, qk, -1, 4 * side.heads, side.head_dim))
+    return g.op("Add", g.op("Mul", t, g.constant(gamma)), g.constant(beta))
 
 
 def _sine(g: Author, x: Tensor) -> Tensor:
