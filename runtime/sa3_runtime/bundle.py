@@ -14,14 +14,17 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sa3_models import catalogue, paths
+from sa3_models.checkpoint import Checkpoint
 from sa3_models.config import ModelConfig, read_model_config
 from sa3_models.errors import ArtefactMissing, BuildFailed, UsageError
 from sa3_models.stages import Precision, Stage, stage_file
 from sa3_runtime.request import Limits
+from sa3_runtime.stages.graph_file import read_graph_file
 
 if TYPE_CHECKING:
     from sa3_models.catalogue import Model
@@ -75,11 +78,35 @@ class Bundle:
         """Its `tokenizer.json`; need not exist."""
         return self.model.checkpoint / self.config.text_subfolder / "tokenizer.json"
 
-    def onnx_file(self, stage: Stage, precision: Precision) -> Path | None:
-        """An existing ONNX file of a stage, or None."""
-        name = f"{stage_file(stage, precision)}.onnx"
-        places = (self.model.checkpoint / "onnx", self._export_dir(stage))
-        return next((place / name for place in places if (place / name).is_file()), None)
+    def onnx_file(
+        self, stage: Stage, precision: Precision, lowering: str = "operators"
+    ) -> Path | None:
+        """An existing ONNX file of a stage, or None; one of another checkpoint doesn't count."""
+        name = f"{stage_file(stage, precision, lowering)}.onnx"
+        own = self.model.checkpoint / "onnx" / name
+        if own.is_file():
+            return own
+        exported = self._export_dir(stage) / name
+        return exported if exported.is_file() and self._is_ours(exported) else None
+
+    def _is_ours(self, path: Path) -> bool:
+        """Whether an export was made from the checkpoint that is there now.
+
+        The key of a directory holds its fingerprint already; without weights there is nothing to
+        compare with.
+        """
+        if not self._has_weights or self.model.name not in catalogue.names():
+            return True
+        made_from = read_graph_file(path).metadata.get("checkpoint")
+        return made_from in (None, self._fingerprint)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return Checkpoint(self.model.checkpoint).fingerprint
+
+    @property
+    def _has_weights(self) -> bool:
+        return any(self.model.checkpoint.glob("model*.safetensors*"))
 
     def onnx_files(
         self, precision: Precision, stages: Iterable[Stage] = RENDER_STAGES
@@ -120,9 +147,7 @@ class Bundle:
             BuildFailed: the exporter failed.
         """
         names = [stage.value for stage in stages]
-        if not (self.model.checkpoint / "model.safetensors").exists() and not list(
-            self.model.checkpoint.glob("*.safetensors*")
-        ):
+        if not self._has_weights:
             raise ArtefactMissing(
                 f"{self.model.name} has neither stage files nor a checkpoint to make them from",
                 found=f"no {', '.join(names)} in {paths.export_dir(self.model.name)}",

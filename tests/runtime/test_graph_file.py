@@ -63,6 +63,21 @@ def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
         OrtStage(path, threads=1)
 
 
+def test_a_cut_data_file_is_named(tmp_path: Path) -> None:
+    path = _save(tmp_path / "dit.onnx", WEIGHT, external="weights.bin")
+    (tmp_path / "weights.bin").write_bytes(b"123")
+    with pytest.raises(ArtefactMissing, match=r"weights\.bin is cut: 3 bytes, .* expects 16"):
+        read_graph_file(path)
+
+
+def test_metadata_is_read(tmp_path: Path) -> None:
+    path = _save(tmp_path / "dit.onnx", WEIGHT)
+    model = onnx.load(path)
+    helper.set_model_props(model, {"checkpoint": "abc", "größe": "1"})
+    onnx.save(model, path)
+    assert read_graph_file(path).metadata == {"checkpoint": "abc", "größe": "1"}
+
+
 def test_a_missing_graph_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArtefactMissing, match=r"nowhere\.onnx is missing"):
         read_graph_file(tmp_path / "nowhere.onnx")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sa3_models.errors import ArtefactMissing, RunFailed
@@ -44,13 +44,15 @@ class GraphFile:
     """Facts of one ONNX file.
 
     types: NumPy names of all weight and port types.
-    data: external data files, absolute and existing.
+    data: external data files beside it, existing and complete.
+    metadata: what its maker wrote into it.
     """
 
     path: Path
     io: StageIO
     types: frozenset[str]
     data: tuple[Path, ...]
+    metadata: dict[str, str] = field(default_factory=dict, hash=False)
 
 
 def read_graph_file(path: Path) -> GraphFile:
@@ -81,18 +83,19 @@ def _facts(path: Path, view: memoryview) -> GraphFile:
     graph = _one(view, 7)
     weights: set[bytes] = set()
     types: set[str] = set()
-    locations: set[str] = set()
+    ends: dict[str, int] = {}  # data file → bytes the graph expects in it
     inputs: list[memoryview] = []
     outputs: list[memoryview] = []
     for number, value in _fields(graph):
         if isinstance(value, int):
             continue
         if number == 5:
-            name, kind, location = _tensor(value)
+            name, kind, external = _tensor(value)
             weights.add(name)
             types.add(kind)
-            if location:
-                locations.add(location)
+            if location := external.get("location"):
+                end = int(external.get("offset", 0)) + int(external.get("length", 0))
+                ends[location] = max(end, ends.get(location, 0))
         elif number == 11:
             inputs.append(value)
         elif number == 12:
@@ -105,15 +108,27 @@ def _facts(path: Path, view: memoryview) -> GraphFile:
         tuple(_port(value) for value in outputs),
     )
     types |= {port.dtype for port in (*io.inputs, *io.outputs)}
-    data = tuple(path.parent / name for name in sorted(locations))
-    for file in data:
-        if not file.is_file():
-            raise ArtefactMissing(
-                f"{path.name} keeps its weights in {file.name}, which is missing",
-                found=f"nothing at {file}",
-                hint="both files belong side by side: copy or export them again",
-            )
-    return GraphFile(path, io, frozenset(types), data)
+    for location, end in ends.items():
+        _check_data(path, path.parent / location, end)
+    metadata = dict(_entry(v) for n, v in _fields(view) if n == 14 and not isinstance(v, int))
+    data = tuple(path.parent / name for name in sorted(ends))
+    return GraphFile(path, io, frozenset(types), data, metadata)
+
+
+def _check_data(path: Path, data: Path, end: int) -> None:
+    """Refuse a data file that is missing or shorter than the graph expects."""
+    if not data.is_file():
+        raise ArtefactMissing(
+            f"{path.name} keeps its weights in {data.name}, which is missing",
+            found=f"nothing at {data}",
+            hint="both files belong side by side: copy or export them again",
+        )
+    if data.stat().st_size < end:
+        raise ArtefactMissing(
+            f"{data.name} is cut",
+            found=f"{data.stat().st_size:,} bytes, {path.name} expects {end:,}",
+            hint="copy or export it again",
+        )
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
@@ -155,19 +170,25 @@ def _one(view: memoryview, wanted: int) -> memoryview:
     return next(v for n, v in _fields(view) if n == wanted and not isinstance(v, int))
 
 
-def _tensor(view: memoryview) -> tuple[bytes, str, str]:
-    """Name, type and external file ("" = inline) of a TensorProto."""
-    name, kind, location = b"", 1, ""
+def _entry(view: memoryview) -> tuple[str, str]:
+    """Key and value of a StringStringEntryProto."""
+    entry = {n: bytes(v).decode() for n, v in _fields(view) if not isinstance(v, int)}
+    return entry.get(1, ""), entry.get(2, "")
+
+
+def _tensor(view: memoryview) -> tuple[bytes, str, dict[str, str]]:
+    """Name, type and external data (location, offset, length; empty = inline) of a TensorProto."""
+    name, kind = b"", 1
+    external: dict[str, str] = {}
     for number, value in _fields(view):
         if number == 2 and isinstance(value, int):
             kind = value
         elif number == 8 and not isinstance(value, int):
             name = bytes(value)
         elif number == 13 and not isinstance(value, int):
-            entry = {n: bytes(v).decode() for n, v in _fields(value) if not isinstance(v, int)}
-            if entry.get(1) == "location":
-                location = entry.get(2, "")
-    return name, _TYPES.get(kind, f"type {kind}"), location
+            key, text = _entry(value)
+            external[key] = text
+    return name, _TYPES.get(kind, f"type {kind}"), external
 
 
 def _port(view: memoryview) -> Port:
