@@ -15,7 +15,7 @@ from typing import Any
 
 from sa3_models.errors import UsageError
 
-__all__ = ["SETTINGS", "Setting", "Value", "config_path", "gather"]
+__all__ = ["SETTINGS", "Setting", "Value", "apply_environment", "config_path", "gather"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,15 @@ def gather(flags: Mapping[str, Any] | None = None) -> dict[str, Value]:
         if value is not None:
             values[name] = Value(value, "flag")
     return values
+
+
+def apply_environment() -> None:
+    """Pass on what other packages read from the environment only: the home, being offline."""
+    values = gather()
+    if values["home"].value:
+        os.environ.setdefault("SA3_HOME", str(Path(values["home"].value).expanduser()))
+    if values["offline"].value:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def _from_file(path: Path) -> dict[str, Any]:

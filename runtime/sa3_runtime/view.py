@@ -128,6 +128,10 @@ class View:
         if not self.quiet:
             self._say(text, None)
 
+    def remark(self, text: str) -> None:
+        """Something a person must know about the result, on stderr, also when quiet."""
+        self._say(f"note: {text}", "yellow")
+
     def warn(self, text: str) -> None:
         """Something a person must know although the work is done, on stderr."""
         self._say(f"warning: {text}", "yellow")

@@ -1,0 +1,281 @@
+"""The command `sa3`: its verbs by name, each imported when it is used, and how a run ends.
+
+Knows: which module holds which verb, exit codes. Doesn't know: what a verb does. Imports click
+and nothing heavy: `sa3 --help` must be instant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+import click
+
+from sa3_models import __version__
+from sa3_models.errors import RunFailed, Sa3Error, UsageError
+from sa3_runtime.settings import apply_environment
+from sa3_runtime.view import View, prepare_streams
+
+__all__ = ["main", "sa3"]
+
+INTERRUPTED = 130
+
+
+class Verb(NamedTuple):
+    """Where a verb lives ("module:function"), and its line in the overview."""
+
+    home: str
+    summary: str
+
+
+SECTIONS: dict[str, dict[str, Verb]] = {
+    "Make sound": {
+        "generate": Verb("sa3_runtime.cli.generate:generate", "make a clip, also without the verb"),
+        "batch": Verb("sa3_runtime.cli.batch:batch", "make many clips from a file of requests"),
+        "play": Verb("sa3_runtime.cli.play:play", "play a sound file"),
+        "inspect": Verb("sa3_runtime.cli.inspect:inspect", "what a clip, graph or engine holds"),
+    },
+    "Models": {
+        "list": Verb("sa3_runtime.cli.store:list", "models there are, and what of them is here"),
+        "show": Verb("sa3_runtime.cli.store:show", "all about one model"),
+        "pull": Verb("sa3_runtime.cli.store:pull", "download a model"),
+        "verify": Verb("sa3_runtime.cli.store:verify", "check downloaded files"),
+        "rm": Verb("sa3_runtime.cli.store:rm", "delete what was downloaded or made"),
+    },
+    "Graphs and engines": {
+        "export": Verb("sa3_onnx.cli:export", "checkpoint to ONNX"),
+        "build": Verb("sa3_build.cli:build", "ONNX to engines for a graphics card"),
+        "compare": Verb("sa3_onnx.cli:compare", "two versions of a model, output by output"),
+    },
+    "This machine": {
+        "bench": Verb("sa3_runtime.cli.bench:bench", "time and memory per clip length"),
+        "doctor": Verb("sa3_runtime.cli.doctor:doctor", "what works here, how to repair the rest"),
+        "config": Verb("sa3_runtime.cli.config:config", "settings and where they come from"),
+        "completion": Verb("sa3_runtime.cli.completion:completion", "script for bash, zsh, fish"),
+    },
+}
+VERBS = {name: verb for section in SECTIONS.values() for name, verb in section.items()}
+_EXTRAS = {  # what to install when a verb's module asks for a package that is not there
+    "sa3_onnx": "pip install 'sa3-trt[export]'",
+    "sa3_build": "pip install 'sa3-trt[export]'",
+    "sa3_runtime": "pip install 'sa3-trt[audio]'",
+}
+_GROUP_FLAGS = ("--help", "-h", "--version")
+
+
+class Verbs(click.Group):
+    """The verbs of `VERBS`; anything else on the command line is a request for `generate`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All verbs, in the order of the overview."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a verb."""
+        verb = VERBS.get(cmd_name)
+        return load(cmd_name, verb) if verb else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb; settings that are read from the environment are put there first."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name != "config":  # which shows where a setting really comes from
+            apply_environment()
+        return name, command, rest
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `generate` in front unless there is a verb or a flag of the group itself."""
+        args = list(args)
+        if not (args and (args[0] in VERBS or args[0] in _GROUP_FLAGS)):
+            _refuse_misspelt_verb(args)
+            args.insert(0, "generate")
+        return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The overview by section, from the table alone: no verb is imported."""
+        for title, verbs in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, verb.summary) for name, verb in verbs.items()])
+        formatter.write_paragraph()
+        formatter.write_text(
+            "sa3 VERB --help explains a verb; results go to stdout, talk to stderr. "
+            "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 model or file missing, "
+            "4 wrong machine for that engine, 5 export or build failed, "
+            "6 some of a batch failed, 130 interrupted."
+        )
+
+
+_HELP = """Text to 44.1 kHz stereo sound: Stable Audio 3 without torch, on NVIDIA cards and CPUs.
+
+\b
+  sa3 "a warm pad, slow chords"
+  sa3 "rain on a tin roof" --seconds 10 -o rain.flac
+"""
+
+
+@click.command(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    options_metavar="",
+    subcommand_metavar='"PROMPT" | VERB [OPTIONS]',
+    help=_HELP,
+)
+@click.version_option(__version__, prog_name="sa3", message="%(prog)s %(version)s")
+def sa3() -> None:
+    """The group itself does nothing; `Verbs` runs what is asked for."""
+
+
+def load(name: str, verb: Verb) -> click.Command:
+    """Import a verb's command.
+
+    Raises:
+        Sa3Error: the module, or a package it needs, is not installed.
+    """
+    module, _, attribute = verb.home.partition(":")
+    package = module.split(".")[0]
+    try:
+        command = getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing == module or module.startswith(f"{missing}."):
+            raise RunFailed(f"the verb {name} is not part of this installation") from error
+        if missing.split(".")[0] in _EXTRAS:
+            raise
+        raise RunFailed(
+            f"the verb {name} needs a package that is not installed",
+            found=missing,
+            hint=_EXTRAS[package],
+        ) from error
+    except AttributeError as error:
+        raise RunFailed(f"the verb {name} is not part of this installation") from error
+    if not isinstance(command, click.Command):
+        raise RunFailed(f"the verb {name} is not part of this installation")
+    return command
+
+
+def _refuse_misspelt_verb(args: Sequence[str]) -> None:
+    """A single word close to a verb is more likely a slip than a prompt.
+
+    Raises:
+        UsageError: with both readings in the hint.
+    """
+    word = args[0] if args else ""
+    if not word.isalpha() or not word.islower():
+        return
+    near = difflib.get_close_matches(word, VERBS, n=1, cutoff=0.8)
+    if near:
+        raise UsageError(
+            f"there is no verb {word}",
+            hint=f'did you mean {near[0]}? To make a clip of it: sa3 generate "{word}"',
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code and never raises for a foreseen reason."""
+    prepare_streams()
+    args = list(sys.argv[1:] if argv is None else argv)
+    view = _view_of(args)
+    try:
+        result = sa3.main(args=args, prog_name="sa3", standalone_mode=False)
+        sys.stdout.flush()
+    except Sa3Error as error:
+        return _ended(view, error)
+    except click.Abort:
+        return _interrupted(view)
+    except KeyboardInterrupt:
+        return _interrupted(view)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        return _ended(view, _usage(error))
+    except BrokenPipeError:
+        return _broken_pipe()
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            return _broken_pipe()
+        return _unforeseen(view, error)
+    except Exception as error:
+        return _unforeseen(view, error)
+    return result if isinstance(result, int) else 0
+
+
+def _view_of(args: Sequence[str]) -> View:
+    """How to talk before a verb has read its flags: needed for errors while reading them."""
+    words = args[: args.index("--")] if "--" in args else args
+    short = [word for word in words if word.startswith("-") and not word.startswith("--")]
+    return View(
+        json="--json" in words,
+        verbose="--verbose" in words or "-v" in short,
+        colour="--no-color" not in words,
+    )
+
+
+def _usage(error: click.ClickException) -> UsageError:
+    """A click error as one sentence: no usage block, the nearest flag as a hint."""
+    context = getattr(error, "ctx", None)
+    path = (context.command_path if context else "sa3").replace("sa3 generate", "sa3")
+    hint = f"{path} --help"
+    if isinstance(error, click.NoSuchOption):
+        near = difflib.get_close_matches(error.option_name, _spellings(context), n=1)
+        if near:
+            hint = f"did you mean {near[0]}?"
+        return UsageError(f"there is no option {error.option_name}", hint=hint)
+    message = " ".join(error.format_message().split()).rstrip(".")
+    message = message[:1].lower() + message[1:]
+    return UsageError(message, hint=hint)
+
+
+def _spellings(context: click.Context | None) -> list[str]:
+    if context is None:
+        return []
+    parameters = context.command.get_params(context)
+    return [word for parameter in parameters for word in parameter.opts if word.startswith("--")]
+
+
+def _ended(view: View, error: Sa3Error) -> int:
+    try:
+        if view.verbose and error.__cause__ is not None:
+            traceback.print_exception(error, file=sys.stderr)
+        view.error(error)
+    except BrokenPipeError:
+        _broken_pipe()
+    return error.exit_code
+
+
+def _interrupted(view: View) -> int:
+    view.error(_Interrupted("interrupted; half-written files were removed"))
+    return INTERRUPTED
+
+
+class _Interrupted(Sa3Error):
+    exit_code = INTERRUPTED
+
+
+def _broken_pipe() -> int:
+    """The reader is gone: say nothing, and keep the interpreter from saying it at its end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    return 1
+
+
+def _unforeseen(view: View, error: BaseException) -> int:
+    """A fault of ours: one line, the traceback in a file (or on stderr with --verbose)."""
+    if view.verbose:
+        traceback.print_exception(error, file=sys.stderr)
+        hint = "please report it with the lines above"
+    else:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="sa3-", suffix=".log", delete=False, encoding="utf-8"
+        ) as file:
+            traceback.print_exception(error, file=file)
+        hint = f"please report it with {file.name}"
+    text = " ".join(str(error).split())[:300]
+    return _ended(view, RunFailed("unforeseen", found=f"{type(error).__name__} {text}", hint=hint))

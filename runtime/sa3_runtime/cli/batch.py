@@ -1,0 +1,212 @@
+"""`sa3 batch`: a file of requests to a folder of clips, resumable.
+
+A row whose hash is in the manifest as done, with its file, is skipped; the others are rendered by
+length, so that a device that prepares per length does so once. A row that fails is written down
+and the rest goes on. Doesn't know: how rows are read, how sound is made.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sa3_models.errors import BatchIncomplete, Sa3Error, UsageError
+from sa3_models.geometry import latent_len_for, samples_for
+from sa3_runtime.cli.common import Command, option, talkative
+from sa3_runtime.settings import gather
+from sa3_runtime.view import View, duration
+
+if TYPE_CHECKING:
+    from sa3_models.catalogue import Model
+    from sa3_runtime.cli.jobs import Job, Manifest
+    from sa3_runtime.request import Request
+    from sa3_runtime.session import Session
+
+__all__ = ["batch"]
+
+WHAT, RUN = "What to make", "Where it runs"
+
+
+@click.command(
+    cls=Command,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    examples=(
+        "sa3 batch jobs.jsonl --out-dir clips/",
+        "sa3 batch jobs.jsonl --out-dir clips/ --shard 2/4   (of 4 processes, this is the 2nd)",
+        """echo '{"prompt": "rain", "seconds": 5, "seed": 1}' | sa3 batch - --out-dir clips/""",
+    ),
+)
+@click.argument("jobs", metavar="JOBS.jsonl")
+@option("--out-dir", "-o", metavar="DIR", required=True, section=WHAT, help="Folder for the clips.")
+@option("-m", "--model", metavar="NAME", section=WHAT, help="Model of every row.")
+@option("--format", "form", metavar="NAME", section=WHAT, help="wav, flac, ogg, opus, mp3, …")
+@option("--shard", metavar="I/N", section=WHAT, help="Every N-th row from the I-th.")
+@option("-f", "--force", is_flag=True, section=WHAT, help="Make finished rows again.")
+@option("--dry-run", is_flag=True, section=WHAT, help="Check every row, render nothing.")
+@option("--device", metavar="NAME", section=RUN, help="cpu, cuda or cuda:N.")
+@option("--precision", metavar="NAME", section=RUN, help="fp16, fp8 or fp32.")
+@option("--threads", type=click.IntRange(1, 1024), metavar="N", section=RUN, help="CPU threads.")
+@option(
+    "--free-models/--no-free-models", default=False, section=RUN, help="Less memory, more loading."
+)
+@option("--offline", is_flag=True, default=None, section=RUN, help="Never ask the network.")
+@talkative
+def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
+    """Make one clip per row of JOBS.jsonl ("-" reads standard input).
+
+    A row is a JSON object: prompt, and if wanted seconds, seed, steps, cfg, negative_prompt, … as
+    in the Python `Request`, plus "out" (file name) and "id" (kept in the manifest). Rows without a
+    seed get one from their content, so that a second run makes the same clips.
+    """
+    from sa3_models.catalogue import resolve
+    from sa3_runtime.cli.device import device_name
+    from sa3_runtime.cli.flags import precision_of
+    from sa3_runtime.cli.jobs import Job, Manifest, read_jobs, refuse_doubles, shard_of
+
+    names = ("model", "device", "precision", "threads", "offline")
+    settings = gather({**{name: given[name] for name in names}, "format": given["form"]})
+    if settings["offline"].value:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    model = resolve(settings["model"].value)
+    if model.kind != "generator":
+        raise UsageError(f"{model.name} is an autoencoder alone: it cannot make a clip")
+    folder = Path(out_dir)
+    precision = precision_of(settings["precision"].value, False, view)
+    shard, shards = shard_of(given["shard"])
+    defaults = {
+        name: settings[name].value
+        for name in ("seconds", "steps", "cfg", "sampler", "schedule")
+        if settings[name].value is not None
+    }
+    rows = list(read_jobs(jobs, model.name, settings["format"].value, defaults))
+    mine = rows[shard - 1 :: shards]
+    broken = [row for row in mine if not isinstance(row, Job)]
+    good = [row for row in mine if isinstance(row, Job)]
+    refuse_doubles(good)
+    if given["dry_run"]:
+        for line, error in broken:
+            view.warn(f"line {line}: {error}")
+        view.out(f"{len(good)} rows to render, {len(broken)} broken")
+        return BatchIncomplete.exit_code if broken else 0
+    manifest = Manifest(folder, shard, shards)
+    done = set() if given["force"] else manifest.done()
+    todo = [job for job in good if job.key not in done]
+    todo.sort(key=lambda job: (latent_len_for(job.request.seconds or 30.0), job.line))
+    work = _Work(view, model, manifest, settings["format"].value, force=given["force"])
+    for line, error in broken:
+        work.failed(line, None, None, error)
+    if len(good) > len(todo):
+        view.note(f"{len(good) - len(todo)} rows are done already")
+    if todo:
+        from sa3_runtime.cli.progress import Progress
+        from sa3_runtime.session import load
+
+        with Progress(view) as progress:
+            session = load(
+                model.name if model.repo or model.embedded else model.checkpoint,
+                device=device_name(settings["device"].value),
+                threads=settings["threads"].value,
+                free_models=given["free_models"],
+                precision=precision,
+                progress=progress if view.progress else None,
+            )
+            with session:
+                for number, job in enumerate(todo, 1):
+                    progress.title = f"{number}/{len(todo)} "
+                    work.render(session, job, progress)
+    summary = {
+        "done": work.succeeded, "skipped": len(good) - len(todo), "failed": work.failures,
+        "manifest": str(manifest.path),
+    }  # fmt: skip
+    if view.json:
+        view.object({"batch": summary})
+    else:
+        view.note(f"{work.succeeded} made, {summary['skipped']} skipped, {work.failures} failed")
+        view.path(manifest.path)
+    if work.failures:
+        raise BatchIncomplete(
+            f"{work.failures} of {len(mine)} rows failed", hint=f"see {manifest.path}"
+        )
+    return 0
+
+
+class _Work:
+    """Rows one after the other; a failure is written down and the next row goes on."""
+
+    def __init__(
+        self, view: View, model: Model, manifest: Manifest, form: str | None, *, force: bool
+    ) -> None:
+        self.view, self.model, self.manifest = view, model, manifest
+        self.form, self.force = form, force
+        self.succeeded = self.failures = 0
+
+    def render(self, session: Session, job: Job, progress: Any) -> None:
+        """Make one row's clip."""
+        from sa3_runtime.audio.formats import encoding_for
+        from sa3_runtime.cli.deliver import deliver, report
+        from sa3_runtime.cli.targets import Target, check
+
+        began = time.monotonic()
+        try:
+            encoding = encoding_for(job.name, _form_for(job.name, self.form))
+            path = self.manifest.folder / job.name
+            if path.exists() and not self.force and not _made_before(path, job.request):
+                raise UsageError("another file is there already", found=job.name, hint="--force")
+            seconds = job.request.seconds or 0.0
+            check(path, 2 * samples_for(seconds) * encoding.bytes_per_sample)
+            clip = session.render(job.request)
+            done = deliver(self.model, clip, Target(path, encoding))
+        except Sa3Error as error:
+            progress.clear()
+            self.failed(job.line, job.key, job.label, error)
+            return
+        progress.clear()
+        self.succeeded += 1
+        entry = {
+            "status": "done", "line": job.line, "key": job.key, "id": job.label, "file": job.name,
+            **report(clip, done),
+        }  # fmt: skip
+        self.manifest.add(entry)
+        for warning in clip.warnings:
+            self.view.remark(f"line {job.line}: {warning}")
+        if self.view.json:
+            self.view.object(entry)
+        else:
+            spent = duration(time.monotonic() - began)
+            self.view.note(f"line {job.line}: {job.name}, {clip.duration:.4g} s in {spent}")
+
+    def failed(self, line: int, key: str | None, label: Any, error: Sa3Error) -> None:
+        """Write down a failure."""
+        self.failures += 1
+        entry = {
+            "status": "failed", "line": line, "key": key, "id": label,
+            "error": {"what": error.what, "found": error.found, "hint": error.hint},
+        }  # fmt: skip
+        self.manifest.add(entry)
+        self.view.warn(f"line {line}: {error}")
+        if self.view.json:
+            self.view.object(entry)
+
+
+def _made_before(path: Path, request: Request) -> bool:
+    """Whether a file is what an earlier run made of this row before it could note it down."""
+    from sa3_runtime.cli.record import read_record
+
+    try:
+        made = read_record(path).request
+    except Sa3Error:
+        return False
+    return (made.prompt, made.seed, made.clip) == (request.prompt, request.seed, request.clip)
+
+
+def _form_for(name: str, form: str | None) -> str | None:
+    """`--format`, unless the row's own name says another."""
+    from sa3_runtime.audio.formats import encoding_for
+
+    if form is not None and encoding_for(None, form).suffix != encoding_for(name).suffix:
+        return None
+    return form

@@ -1,0 +1,175 @@
+"""The rows of a jobs file, and the manifest of what became of them.
+
+A row is one JSON object with the fields of a request, and `out` (file name) and `id` if wanted.
+Knows: JSON lines, hashes of requests. Doesn't know: sessions, flags.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from sa3_models.errors import Sa3Error, UsageError
+from sa3_models.files import sha256_of
+from sa3_runtime.request import Request
+
+__all__ = ["Job", "Manifest", "read_jobs", "refuse_doubles", "shard_of"]
+
+MANIFEST = "manifest.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One row, checked as far as it can be without its source audio.
+
+    line: in the jobs file, from 1. key: hash of model, request and file. name: of the file to
+    write. label: its "id", whatever that is.
+    """
+
+    line: int
+    request: Request
+    key: str
+    name: str
+    label: Any
+
+
+def shard_of(text: str | None) -> tuple[int, int]:
+    """(i, n) of "i/n", counted from 1."""
+    if text is None:
+        return 1, 1
+    first, slash, last = text.partition("/")
+    if not (slash and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise UsageError("--shard is I/N with 1 ≤ I ≤ N", found=text, hint="as in 1/4")
+    return int(first), int(last)
+
+
+def read_jobs(
+    jobs: str, model: str, form: str | None, defaults: Mapping[str, Any]
+) -> Iterator[Job | tuple[int, Sa3Error]]:
+    """Every row as a job, or as its line number and what is wrong with it."""
+    from sa3_runtime.audio.formats import encoding_for
+
+    suffix = encoding_for(None, form).suffix
+    if jobs == "-":
+        text = sys.stdin.buffer.read().decode("utf-8", "replace")
+    else:
+        try:
+            text = Path(jobs).read_text("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError("the jobs cannot be read", found=f"{jobs}: {error}") from error
+    lines = text.split("\n")  # not splitlines(): JSON strings may hold other separators
+    if not any(line.strip() for line in lines):
+        raise UsageError("there are no jobs", found=jobs)
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.lstrip().startswith("//"):
+            try:
+                yield _job(number, line, model, suffix, defaults)
+            except Sa3Error as error:
+                yield number, error
+
+
+def _job(number: int, line: str, model: str, suffix: str, defaults: Mapping[str, Any]) -> Job:
+    """One row, with the settings' values where it has none of its own.
+
+    Raises:
+        UsageError: not a JSON object, an unknown field, or a value that makes no sense.
+    """
+    import msgspec
+
+    from sa3_runtime.audio.formats import encoding_for
+    from sa3_runtime.cli.targets import default_name
+
+    try:
+        row = msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise UsageError("not a JSON object", found=str(error)) from None
+    out, label = row.pop("out", None), row.pop("id", None)
+    if "prompt" not in row:
+        raise UsageError("a row needs a prompt", hint='"prompt": "" makes a clip without one')
+    known = {entry.name for entry in fields(Request)}
+    if unknown := sorted(set(row) - known):
+        known |= {"out", "id"}
+        raise UsageError(
+            "unknown field", found=", ".join(unknown), hint=f"known: {', '.join(sorted(known))}"
+        )
+    for name, value in defaults.items():
+        if name != "seconds" or "init_audio" not in row:
+            row.setdefault(name, value)
+    try:
+        request = msgspec.convert(row, Request, strict=True)
+    except msgspec.ValidationError as error:
+        raise UsageError("a value of the wrong type", found=str(error)) from None
+    if request.seed is None:
+        request = replace(request, seed=int(_hash(asdict(request))[:8], 16))
+    source = Path(request.init_audio) if request.init_audio else None
+    content = [model, asdict(request), out or suffix]
+    key = _hash([*content, sha256_of(source) if source and source.is_file() else None])
+    if out is None:
+        end = f"-{key[:6]}{suffix}"
+        name = default_name(model, request.seed or 0, request.prompt, end)
+        return Job(number, request, key, name, label)
+    if not isinstance(out, str) or not out or os.sep in out or out in (".", ".."):
+        raise UsageError('"out" is the name of a file in --out-dir', found=repr(out))
+    name = out if Path(out).suffix else out + suffix
+    encoding_for(name)
+    return Job(number, request, key, name, label)
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def refuse_doubles(jobs: list[Job]) -> None:
+    """Two rows must not write one file.
+
+    Raises:
+        UsageError: with both lines.
+    """
+    lines: dict[str, int] = {}
+    for job in jobs:
+        if job.name in lines:
+            raise UsageError(
+                "two rows would write the same file",
+                found=f"{job.name}, lines {lines[job.name]} and {job.line}",
+                hint='give them different "out" names or seeds',
+            )
+        lines[job.name] = job.line
+
+
+class Manifest:
+    """`manifest.jsonl`: one line per finished or failed row, appended and flushed at once."""
+
+    def __init__(self, folder: Path, shard: int, shards: int) -> None:
+        from sa3_runtime.cli.targets import check
+
+        name = MANIFEST if shards == 1 else f"manifest-{shard}-of-{shards}.jsonl"
+        self.folder, self.path = folder, folder / name
+        check(self.path, 0)
+
+    def done(self) -> set[str]:
+        """Keys of rows that are done and whose file is there whole, in any manifest here."""
+        found = set()
+        for path in self.folder.glob("manifest*.jsonl"):
+            for line in path.read_text("utf-8").splitlines():
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    continue  # the last line of a killed run
+                file = self.folder / str(entry.get("file"))
+                whole = file.is_file() and file.stat().st_size == entry.get("bytes")
+                if entry.get("status") == "done" and whole:
+                    found.add(entry["key"])
+        return found
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Append a line; it is on disk when this returns."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry, default=str) + "\n")
+            file.flush()
+            os.fsync(file.fileno())

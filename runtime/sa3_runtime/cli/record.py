@@ -1,0 +1,123 @@
+"""The complete request inside a clip's tags, and back: what `--from` and `inspect` read.
+
+The comment tag is one JSON object: `sa3` (version), `model`, `directory` (for a checkpoint that is
+no catalogue model), `device`, `source_sha256` (of the init audio) and `request` with every field.
+It holds no time, so that the same request gives the same file. Doesn't know: flags, rendering.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sa3_models import __version__
+from sa3_models.errors import UsageError
+from sa3_models.files import sha256_of
+from sa3_runtime.request import Request
+
+if TYPE_CHECKING:
+    from sa3_models.catalogue import Model
+
+__all__ = ["Record", "read_record", "record_of", "tags_of"]
+
+SOFTWARE = f"sa3 {__version__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a clip's tags say about how it was made.
+
+    model: its name then. directory: of the checkpoint, unless it is a catalogue model.
+    request: complete. source_sha256: of the file `request.init_audio`. device: in words.
+    """
+
+    model: str
+    request: Request
+    directory: str | None = None
+    source_sha256: str | None = None
+    device: str | None = None
+
+    @property
+    def model_word(self) -> str:
+        """What `--model` would have to say to get the same model."""
+        return self.directory or self.model
+
+
+def record_of(model: Model, request: Request, device: str | None) -> Record:
+    """The record of a resolved request; paths become absolute, the source is hashed."""
+    digest = None
+    if request.init_audio is not None:
+        source = Path(request.init_audio).absolute()
+        request = replace(request, init_audio=str(source))
+        digest = sha256_of(source) if source.is_file() else None
+    directory = None if model.repo or model.embedded else str(model.checkpoint)
+    return Record(model.name, request, directory, digest, device)
+
+
+def tags_of(record: Record) -> dict[str, str]:
+    """Title, software and comment for a sound file."""
+    content: dict[str, Any] = {"sa3": __version__, "model": record.model}
+    for key in ("directory", "device", "source_sha256"):
+        if getattr(record, key) is not None:
+            content[key] = getattr(record, key)
+    content["request"] = asdict(record.request)
+    title = record.request.prompt or "(no prompt)"
+    return {"title": title, "software": SOFTWARE, "comment": json.dumps(content)}
+
+
+def read_record(path: Path) -> Record:
+    """The record in a sound file.
+
+    Raises:
+        UsageError: no such file, no request in its tags, or one this version does not understand.
+    """
+    from sa3_runtime.audio import read_tags
+
+    comment = read_tags(path).get("comment", "")
+    try:
+        content = json.loads(comment)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or "model" not in content:
+        raise UsageError(
+            "there is no request in the tags of this file",
+            found=path.name,
+            hint="only clips made by sa3 can be repeated",
+        )
+    request = content.get("request")
+    if request is None:  # as `Clip.save` writes it: the options beside the model
+        request = {key: value for key, value in content.items() if key not in ("model", "sa3")}
+    return Record(
+        str(content["model"]),
+        Request.from_dict(_restored(request)),
+        content.get("directory"),
+        content.get("source_sha256"),
+        content.get("device"),
+    )
+
+
+def _restored(request: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON knows no tuples."""
+    values = dict(request)
+    values["inpaint"] = tuple(tuple(pair) for pair in values.get("inpaint") or ())
+    return values
+
+
+def check_source(record: Record) -> None:
+    """Make sure that the init audio is still the file the clip was made from.
+
+    Raises:
+        UsageError: gone, or changed.
+    """
+    name = record.request.init_audio
+    if name is None:
+        return
+    source = Path(name)
+    hint = "give it with --init-audio to use it as it is now"
+    if not source.is_file():
+        raise UsageError("the init audio of that clip is gone", found=name, hint=hint)
+    if record.source_sha256 and sha256_of(source) != record.source_sha256:
+        raise UsageError("the init audio of that clip has changed since", found=name, hint=hint)
