@@ -270,6 +270,7 @@ def _keep(order: Order, part: Path, done: Done) -> Sidecar:
                 inputs=_records(order.source.inputs),
                 outputs=_records(order.source.outputs),
                 source=order.source.sources,
+                metadata=order.source.metadata,
                 engine_sha256=done.sha256,
                 engine_bytes=done.bytes,
                 key=order.key(target),

@@ -96,6 +96,7 @@ def _engine(report: Report) -> Iterator[str]:
         scratch = profile["scratch_bytes"]
         yield f"  profile   {length}: scratch {'unknown' if scratch is None else _size(scratch)}"
     yield from _table("source", record["source"])
+    yield from _table("origin", record["metadata"])
     yield (
         f"  built     {record['built']} in {record['seconds']} s, "
         f"peak memory {_size(record['peak_rss_bytes'])}"

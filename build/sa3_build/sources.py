@@ -101,7 +101,10 @@ def pieces_for(
 
 
 def is_ready(piece: Piece) -> bool:
-    """The graph exists, and a decoder has its ceiling input exactly if asked for."""
+    """Whether its graph is there, with a ceiling input exactly if asked for.
+
+    It may still be older than the checkpoint: `graph_of` knows.
+    """
     if not piece.graph.is_file():
         return False
     if piece.model is None or piece.stage is not Stage.DECODER:
@@ -111,24 +114,29 @@ def is_ready(piece: Piece) -> bool:
 
 
 def graph_of(piece: Piece, *, say: Say) -> OnnxFile:
-    """The piece's graph, exported now if it isn't there yet.
+    """The piece's graph, exported now if it isn't there or older than its checkpoint.
 
     Raises:
         ArtefactMissing: neither graph nor checkpoint is here.
         BuildFailed: the export failed, or the file is broken.
     """
-    if is_ready(piece):
-        return read_onnx(piece.graph)
     model = piece.model
-    if model is None:
-        raise ArtefactMissing(f"there is no {piece.graph}")
-    if not (model.checkpoint / "model_config.json").is_file():
+    if model is None or (not _has_checkpoint(model) and is_ready(piece)):
+        return read_onnx(piece.graph)
+    if not _has_checkpoint(model):
         raise ArtefactMissing(
             f"{model.name} is not here: neither {piece.graph.name} nor a checkpoint to export",
             hint=f"./sa3 build {model.name} --from hub",
         )
-    say(f"{piece.name}: exporting from {model.checkpoint}")
-    _export(piece, model)
+    from sa3_models.checkpoint import Checkpoint
+    from sa3_onnx.export import Job, default_lowering, run
+
+    lowering = default_lowering(piece.precision)
+    job = Job(piece.stage, piece.precision, lowering, piece.graph, piece.ceiling)
+    if not is_ready(piece):
+        say(f"{piece.name}: exporting from {model.checkpoint}")
+    for _ in run(Checkpoint(model.checkpoint), [job]):
+        pass
     return read_onnx(piece.graph)
 
 
@@ -204,11 +212,15 @@ def _exported(model: Model, stage: Stage, precision: Precision | None, *, ceilin
 
 def _family(model: Model) -> str:
     """Family of the autoencoder: by the checkpoint, or by the catalogue while that is away."""
-    if (model.checkpoint / "model_config.json").is_file():
+    if _has_checkpoint(model):
         from sa3_models.config import read_model_config
 
         return read_model_config(model.checkpoint).autoencoder.family
     return model.autoencoder
+
+
+def _has_checkpoint(model: Model) -> bool:
+    return (model.checkpoint / "model_config.json").is_file()
 
 
 def _foreign(
@@ -243,15 +255,3 @@ def _precision(graph: OnnxFile) -> Precision:
     if "bfloat16" in graph.dtypes:
         return "bf16"
     return "fp16" if "float16" in graph.dtypes else "fp32"
-
-
-def _export(piece: Piece, model: Model) -> None:
-    from sa3_onnx.export import export_stage
-
-    export_stage(
-        model.checkpoint,
-        piece.stage,
-        piece.precision,
-        piece.graph,
-        ceiling_input=piece.ceiling,
-    )

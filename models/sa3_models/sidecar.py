@@ -58,7 +58,8 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
     flavour, version: the TensorRT that built it, and the only one that loads it (major.minor).
     compute_capability: the architecture whose directory it lies in ("sm_86"); targets: all that
     the same plan was compiled for.
-    source: file name → sha256 of the ONNX file and its external data.
+    source: file name → sha256 of the ONNX file and its external data. metadata: what that file says
+    of itself (checkpoint, `facts` that a runtime needs; see sa3_onnx.export).
     key: digest of everything that decides the engine's content; equal key = nothing to build.
     built: UTC, ISO 8601. seconds, peak_rss_bytes: what the build took.
     """
@@ -74,6 +75,7 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[PortRecord, ...]
     outputs: tuple[PortRecord, ...]
     source: dict[str, str]
+    metadata: dict[str, str]
     engine_sha256: str
     engine_bytes: int
     key: str
