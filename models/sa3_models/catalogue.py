@@ -7,6 +7,7 @@ ports. Doesn't know: what is on this machine's disk (store), tensors, graphs.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,7 +18,6 @@ import tomllib
 
 from sa3_models import geometry
 from sa3_models.errors import ArtefactMissing, CheckpointError, UsageError
-from sa3_models.fingerprint import fingerprint
 from sa3_models.paths import checkpoint_dir, project_root
 from sa3_models.stages import Stage
 
@@ -33,14 +33,6 @@ __all__ = [
 ]
 
 EMBEDDED = "demo"  # the model that comes with the project
-CHECKPOINT_FILES = (
-    "model_config.json",
-    "model.safetensors",
-    "t5gemma-b-b-ul2/config.json",
-    "t5gemma-b-b-ul2/model.safetensors",
-    "t5gemma-b-b-ul2/tokenizer.json",
-    "t5gemma-b-b-ul2/tokenizer_config.json",
-)
 
 State = Literal["current", "alternative", "old"]
 
@@ -261,7 +253,7 @@ def _from_directory(path: Path) -> Model:
         raise CheckpointError(
             f"{config_path} cannot be read", found=f"{type(error).__name__} {error}"
         ) from error
-    key = f"{path.name}-{fingerprint(path)[:12]}"
+    key = f"{path.name}-{_fingerprint(path)[:12]}"
     base = objective == "rectified_flow"
     return Model(
         name=key,
@@ -278,3 +270,12 @@ def _from_directory(path: Path) -> Model:
         sampler="" if autoencoder_only else "euler" if base else "pingpong",
         summary=f"checkpoint in {path}",
     )
+
+
+def _fingerprint(path: Path) -> str:
+    """Of the checkpoint, or of the configuration where stage files stand in for the weights."""
+    if any(path.glob("model*.safetensors*")):
+        from sa3_models.checkpoint import Checkpoint
+
+        return Checkpoint(path).fingerprint
+    return hashlib.sha256((path / "model_config.json").read_bytes()).hexdigest()
