@@ -4,9 +4,11 @@ a fraction of a second and can be made to fail in chosen ways."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,6 +16,9 @@ import pytest
 import onnx
 from onnx import TensorProto as Type
 from onnx import helper, numpy_helper
+
+if TYPE_CHECKING:
+    from sa3_runtime import Session
 
 C, H, D = 4, 8, 6  # latent channels, text width, trunk width
 OPSET = 18
@@ -209,3 +214,22 @@ def make_stub(data: Path) -> Callable[..., Path]:
 def stub(make_stub: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A stub model that works. Do not write into it."""
     return make_stub(tmp_path_factory.mktemp("models") / "stub")
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An `SA3_HOME` that all workers of one test run share, for exports made on first use."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SA3_HOME", str(shared / "sa3-home"))
+        yield shared / "sa3-home"
+
+
+@pytest.fixture(scope="session")
+def session(tiny: Path, home: Path) -> Iterator[Session]:
+    """A CPU session of each tiny checkpoint; its exports are made on first use."""
+    from sa3_runtime import load
+
+    with load(tiny) as opened:
+        yield opened
