@@ -4,7 +4,8 @@ Knows: the ONNX checker, ONNX Runtime on the CPU, random inputs for a stage's po
 checkpoints, what the outputs should be beyond finite.
 
 A graph of any size is run within a bound of memory: it is cut into pieces of consecutive nodes
-whose weights fit the bound, and each piece runs in a session of its own.
+whose weights fit the bound, and each piece runs in a session of its own. Half precision is run with
+its roundings emulated (sa3_onnx.emulate), so that an overflow shows.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from numpy.typing import NDArray
 
 from sa3_models.errors import BuildFailed
 from sa3_models.geometry import SAMPLES_PER_LATENT
+from sa3_onnx.emulate import emulated, has_half
 
 __all__ = ["CheckReport", "check", "random_inputs", "read_metadata", "run_in_pieces"]
 
 RUN_LATENTS = 3  # odd, so that both autoencoders pad
 PIECE_BYTES = 256 << 20  # weights held by one piece of a run
-_NO_CPU_KERNELS = 16  # onnx.TensorProto.BFLOAT16
 _QUIET = 4  # ONNX Runtime log severity: fatal
 
 
@@ -32,12 +33,11 @@ _QUIET = 4  # ONNX Runtime log severity: fatal
 class CheckReport:
     """What was checked.
 
-    nodes: operators in the graph. ran: whether it was run; if not, why_not says why.
+    nodes: operators in the graph. emulated: whether half precision was emulated in its run.
     """
 
     nodes: int
-    ran: bool
-    why_not: str = ""
+    emulated: bool
 
 
 def check(path: Path) -> CheckReport:
@@ -55,10 +55,10 @@ def check(path: Path) -> CheckReport:
             f"{path.name} is not a valid graph", found=str(error).strip().splitlines()[0]
         ) from error
     model = onnx.load(str(path), load_external_data=False)
-    nodes = len(model.graph.node)
-    if any(tensor.data_type == _NO_CPU_KERNELS for tensor in model.graph.initializer):
-        return CheckReport(nodes, ran=False, why_not="the CPU has no bfloat16 kernels")
-    outputs = run_in_pieces(path, random_inputs(model, RUN_LATENTS))
+    nodes, half = len(model.graph.node), has_half(model)
+    if half:
+        model = emulated(model)
+    outputs = run_in_pieces(model, path, random_inputs(model, RUN_LATENTS))
     for name, values in outputs.items():
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise BuildFailed(
@@ -66,7 +66,7 @@ def check(path: Path) -> CheckReport:
                 found=f"{int((~np.isfinite(values)).sum())} of {values.size} in '{name}'",
                 hint="the weights are out of range for this precision, or damaged",
             )
-    return CheckReport(nodes, ran=True)
+    return CheckReport(nodes, half)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -118,11 +118,17 @@ def random_inputs(model: Any, latent_len: int, seed: int = 0) -> dict[str, NDArr
 
 
 def run_in_pieces(
-    path: Path, inputs: dict[str, NDArray[Any]], *, piece_bytes: int = PIECE_BYTES
+    model: Any, path: Path, inputs: dict[str, NDArray[Any]], *, piece_bytes: int = PIECE_BYTES
 ) -> dict[str, NDArray[Any]]:
     """Run a graph with at most about `piece_bytes` of its weights in memory.
 
     Nodes run as they are written, without any optimisation.
+
+    Args:
+        model: an `onnx.ModelProto`, its weights not loaded.
+        path: the file it comes from, beside which its data lies.
+        inputs: by port name.
+        piece_bytes: the bound.
 
     Returns:
         The outputs by name.
@@ -134,7 +140,6 @@ def run_in_pieces(
 
     import onnx
 
-    model = onnx.load(str(path), load_external_data=False)
     outputs = [info.name for info in model.graph.output]
     values = dict(inputs)
     options = ort.SessionOptions()
