@@ -114,7 +114,9 @@ class Hub:
             )
 
         if repo not in self._listings:
-            self._listings[repo] = self._persist(ask, repo, "the list of files", lambda: 0)
+            self._listings[repo] = self._persist(
+                ask, repo, "the list of files", lambda: 0, tries=min(2, self.tries)
+            )
         return self._listings[repo]
 
     def fetch(self, file: RemoteFile, target: Path, progress: Progress = lambda _: None) -> str:
@@ -137,13 +139,22 @@ class Hub:
                 file.repo,
                 file.path,
                 lambda: _size(part),
+                tries=self.tries,
             )
             part.replace(target)
         except OSError as error:
             raise disk_trouble(error, target) from error
         return digest
 
-    def _persist(self, act: Callable[[], T], repo: str, what: str, arrived: Callable[[], int]) -> T:
+    def _persist(
+        self,
+        act: Callable[[], T],
+        repo: str,
+        what: str,
+        arrived: Callable[[], int],
+        *,
+        tries: int,
+    ) -> T:
         """Call `act` until it ends well; attempts that bring `_PROGRESS` bytes are not counted."""
         if self.offline:
             raise ArtefactMissing(
@@ -160,9 +171,9 @@ class Hub:
                 if not isinstance(trouble, Again):
                     raise trouble from error
                 failed = 0 if arrived() - before >= _PROGRESS else failed + 1
-                if failed >= self.tries:
+                if failed >= tries:
                     raise RunFailed(
-                        f"{what} of {repo} could not be fetched in {self.tries} attempts",
+                        f"{what} of {repo} could not be fetched in {tries} attempts",
                         found=trouble.what,
                         hint="run the same command later: it goes on where it stopped",
                     ) from error

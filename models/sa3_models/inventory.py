@@ -20,8 +20,9 @@ from sa3_models.paths import PUBLISHED, export_dir, sa3_home
 from sa3_models.sidecar import read_sidecar
 from sa3_models.stages import Stage
 from sa3_models.store import complete_group, pulled
+from sa3_models.wants import Want, want_checkpoint, want_engines, want_onnx, want_settings
 
-__all__ = ["Holding", "Problem", "holding", "holdings", "remove", "verify"]
+__all__ = ["Holding", "Problem", "holding", "holdings", "pulled_wants", "remove", "verify"]
 
 State = Literal["complete", "partial", "absent"]
 _ENGINE = "*.trt"
@@ -120,6 +121,17 @@ def verify(
         for problem in problems:
             problem.path.unlink(missing_ok=True)
     return good, tuple(problems)
+
+
+def pulled_wants(model: Model) -> tuple[Want, ...]:
+    """The groups of files that were pulled for a model, complete or not."""
+    if model.repo is None:
+        return ()
+    wants = [want_settings(model), want_checkpoint(model), *want_onnx(model)]
+    for folder in sorted(sa3_home().glob("sm_*")):
+        for precision in (None, "fp8", "fp32"):
+            wants += want_engines(model, folder.name, precision)[0]
+    return tuple(want for want in wants if want.group in pulled(want.folder).groups)
 
 
 def remove(model: Model, parts: Iterable[str]) -> tuple[tuple[Path, ...], int]:

@@ -121,10 +121,9 @@ def complete_group(folder: Path, group: str) -> bool:
 
 
 def missing(want: Want) -> list[str]:
-    """Names of the group's files that are not here; the group's name if none of it ever was."""
+    """Names of the group's files that are not here; empty also where none of it ever was."""
     record = pulled(want.folder)
-    names = record.groups.get(want.group)
-    return _absent(want.folder, record, names) if names else [want.group]
+    return _absent(want.folder, record, record.groups.get(want.group, ()))
 
 
 def _absent(folder: Path, record: Pulled, names: Iterable[str]) -> list[str]:
@@ -191,9 +190,10 @@ def _listing(want: Want, hub: Hub) -> tuple[RemoteFile, ...]:
     files = cached_files(want.repo, want.known)
     if files:
         return files
+    lacking = missing(want)
     raise ArtefactMissing(
         f"offline, and the {want.label} is not complete",
-        found=f"missing in {want.folder}: {', '.join(missing(want))}",
+        found=f"{want.folder} lacks {', '.join(lacking) if lacking else 'all of it'}",
         hint="run the same command online, or copy that folder from a machine that has it",
     )
 

@@ -1,0 +1,109 @@
+"""The graphics cards of this machine, for people: names, capabilities, memory, driver.
+
+Knows: NVML through cuda-core, nvidia-smi. Doesn't know: CUDA contexts; nothing is allocated.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+__all__ = ["Gpu", "Gpus", "find_gpus", "installed"]
+
+_FIELDS = "name,compute_cap,memory.total,memory.free,driver_version,mig.mode.current"
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One card. architecture: "sm_86", "" if unknown; memory in bytes, 0 if unknown."""
+
+    name: str
+    architecture: str
+    total: int
+    free: int
+    mig: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """What was found. driver: its version, "" without one. trouble: why nothing was found."""
+
+    cards: tuple[Gpu, ...] = ()
+    driver: str = ""
+    trouble: str = ""
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Each architecture once."""
+        return tuple(dict.fromkeys(card.architecture for card in self.cards if card.architecture))
+
+
+def installed(package: str) -> str | None:
+    """Version of an installed package, or None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def find_gpus() -> Gpus:
+    """Ask NVML if cuda-core is installed, else nvidia-smi; never raises."""
+    found = Gpus()
+    if installed("cuda-core"):
+        found = _from_nvml()
+    return found if found.cards else _from_nvidia_smi()
+
+
+def _from_nvml() -> Gpus:
+    try:
+        from cuda.core import system
+
+        cards = []
+        for device in system.Device.get_all_devices():
+            major, minor = device.cuda_compute_capability
+            memory = device.memory_info
+            cards.append(Gpu(device.name, f"sm_{major}{minor}", memory.total, memory.free))
+        driver = ".".join(f"{part:02}" for part in system.get_kernel_mode_driver_version())
+        return Gpus(tuple(cards), driver)
+    except Exception as error:  # a diagnosis must survive every driver
+        return Gpus(trouble=" ".join(str(error).split()))
+
+
+def _from_nvidia_smi() -> Gpus:
+    tool = shutil.which("nvidia-smi") or shutil.which("/usr/lib/wsl/lib/nvidia-smi")
+    if not tool:
+        return Gpus(trouble="no nvidia-smi: no NVIDIA GPU, or no driver for it")
+    try:
+        answer = subprocess.run(
+            [tool, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Gpus(trouble=f"nvidia-smi does not answer: {error}")
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines()]
+    rows = [row for row in rows if len(row) == len(_FIELDS.split(","))]
+    if answer.returncode or not rows:
+        said = " ".join((answer.stdout + answer.stderr).split())[:200]
+        return Gpus(trouble=f"nvidia-smi lists no card: {said or 'it says nothing'}")
+    cards = tuple(
+        Gpu(
+            name,
+            f"sm_{capability.replace('.', '')}" if capability[:1].isdigit() else "",
+            _number(total) * _MIB,
+            _number(free) * _MIB,
+            mig == "Enabled",
+        )
+        for name, capability, total, free, _, mig in rows
+    )
+    return Gpus(cards, rows[0][4])
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0
