@@ -94,7 +94,9 @@ class OrtStage:
         options.log_severity_level = _ERRORS_ONLY
         # activations of one length are useless to the next: give them back after every run
         options.enable_cpu_mem_arena = False
-        options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        # more threads than cores would only spin on each other's time
+        spin = "1" if threads <= allowed_threads() else "0"
+        options.add_session_config_entry("session.intra_op.allow_spinning", spin)
         self._data = _mapped_data(graph)  # lives as long as the session
         model: str | bytes = str(path.resolve())
         if self._data:

@@ -1,0 +1,391 @@
+"""Sessions: what is checked, told and kept the same, mostly on a stub model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sa3_models.errors import ArtefactMissing, CheckpointError, RunFailed, UsageError
+from sa3_runtime import Clip, Request, Session, load
+from sa3_runtime.devices import Progress
+from sa3_runtime.devices.cpu import CpuDevice
+
+MakeStub = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def stub_session(stub: Path) -> Any:
+    with load(stub, threads=1) as session:
+        yield session
+
+
+@pytest.mark.parametrize("decoder", ["nan", "huge"])
+def test_what_is_no_sound_becomes_no_clip(
+    make_stub: MakeStub, tmp_path: Path, decoder: str
+) -> None:
+    """CASES 04: −2³¹ in the decoder's output is a NaN or an infinity."""
+    with (
+        load(make_stub(tmp_path / "stub", decoder)) as session,
+        pytest.raises(RunFailed, match=r"not numbers or beyond full scale.*precision") as failed,
+    ):
+        session.generate("x", seconds=1)
+    assert failed.value.exit_code == 1
+
+
+def test_latents_that_are_not_finite_become_no_clip(stub: Path) -> None:
+    """CASES 04: found before the decoder's integer cast can hide them."""
+    with load(stub) as session:
+        run = session.device.run
+
+        def spoiled(*args: Any, **options: Any) -> Any:
+            result = run(*args, **options)
+            result.outputs["latents"][0, 0, 3] = np.inf
+            return result
+
+        session.device.run = spoiled  # type: ignore[method-assign]
+        with pytest.raises(RunFailed, match=r"1 of \d+ latents"):
+            session.generate("x", seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "told"), [("constant", "constant"), ("silence", "constant"), ("frames", None)]
+)
+def test_a_constant_clip_is_told(
+    make_stub: MakeStub, tmp_path: Path, decoder: str, told: str | None
+) -> None:
+    """CASES 04 and 31."""
+    with load(make_stub(tmp_path / "stub", decoder)) as session:
+        warnings = session.generate("x", seconds=1).warnings
+    assert (told is None and not warnings) or told in warnings[0]
+
+
+def test_a_silent_clip_is_told() -> None:
+    """CASES 31: below −60 dBFS."""
+    from sa3_runtime.session import _judge
+
+    quiet = np.zeros((1000, 2), np.int16)
+    quiet[::2] = 32
+    assert "silent" in next(_judge(quiet))
+    quiet[0] = 33
+    assert not list(_judge(quiet))
+
+
+def test_one_sample_is_a_clip(stub_session: Session) -> None:
+    clip = stub_session.generate("x", seconds=1 / 44_100, seed=1)
+    assert clip.pcm.shape == (1, 2)
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.5, 1, 7.3, 30, 119.9, 120])
+def test_a_clip_has_exactly_the_length_asked_for(stub_session: Session, seconds: float) -> None:
+    """CASES 11 and 26: to the sample, without a silent tail."""
+    clip = stub_session.generate("x", seconds=seconds, seed=1, steps=1)
+    assert len(clip.pcm) == round(seconds * 44_100)
+    assert clip.latents.shape[2] == -(-round(seconds * 44_100) // 4096)
+    assert np.abs(clip.pcm[-1].astype(int)).max() > 0
+    # the stub holds each latent for 4,096 samples: the last one is in its place
+    last = np.rint(clip.latents[0, :2, -1] * 8000)
+    np.testing.assert_array_equal(clip.pcm[-1], last)
+
+
+@pytest.mark.parametrize("seconds", [120.1, 1e9])
+def test_too_long_a_clip_is_refused_before_anything_is_loaded(stub: Path, seconds: float) -> None:
+    """CASES 26."""
+    with load(stub) as session:
+        with pytest.raises(UsageError, match="its limit is 120 s"):
+            session.generate("x", seconds=seconds)
+        assert isinstance(session.device, CpuDevice)
+        assert not session.device._loaded
+
+
+def test_the_model_is_told_the_seconds_that_were_asked_for(stub_session: Session) -> None:
+    """CASES 38: one number conditions the model and sets the length."""
+    for seconds in (0.05, 1, 2.935, 7.3, 29.99, 30, 47.55, 119.9):
+        request, planned, _ = stub_session.plan(Request("x", seconds=seconds))
+        assert planned.inputs["seconds_total"][0] == np.float32(seconds)
+        assert request.seconds == seconds
+        assert abs(planned.plan.latent_len * 4096 / 44_100 - seconds) < 4096 / 44_100
+
+
+def test_the_seed_that_was_used_repeats_a_random_clip(stub_session: Session) -> None:
+    """CASES 56."""
+    lucky = stub_session.generate("x", seconds=1)
+    again = stub_session.generate("x", seconds=1, seed=lucky.request.seed)
+    np.testing.assert_array_equal(lucky.pcm, again.pcm)
+    other = stub_session.generate("x", seconds=1, seed=lucky.request.seed ^ 2**40)
+    assert not np.array_equal(lucky.pcm, other.pcm)
+
+
+def test_an_item_of_a_batch_equals_the_single_render(stub_session: Session) -> None:
+    """CASES 34."""
+    requests = [Request("x", seconds=1, seed=9, clip=i) for i in range(3)]
+    clips = list(stub_session.generate_many(requests))
+    for request, clip in zip(requests, clips, strict=True):
+        np.testing.assert_array_equal(stub_session.render(request).pcm, clip.pcm)
+    assert len({clip.pcm.tobytes() for clip in clips}) == 3
+
+
+def test_rendering_many_is_lazy(stub_session: Session) -> None:
+    def requests() -> Any:
+        yield Request("x", seconds=1, seed=1)
+        raise AssertionError("asked for too much")
+
+    assert isinstance(next(stub_session.generate_many(requests())), Clip)
+
+
+def test_clips_do_not_share_memory_with_the_session(stub_session: Session) -> None:
+    first = stub_session.generate("x", seconds=1, seed=1)
+    kept = first.pcm.copy()
+    stub_session.generate("y", seconds=1, seed=2)
+    np.testing.assert_array_equal(first.pcm, kept)
+
+
+def test_what_does_not_touch_the_sound_leaves_it_alone(stub: Path, stub_session: Session) -> None:
+    """Same seed and request: threads, windows and freeing of models change nothing."""
+    request = Request("x", seconds=40, seed=4, steps=2)
+    expected = stub_session.render(request)
+    for chunking in ("on", "off"):
+        clip = stub_session.generate("x", seconds=40, seed=4, steps=2, chunking=chunking)
+        np.testing.assert_array_equal(clip.pcm, expected.pcm)
+    for options in ({"threads": 2}, {"threads": 64}, {"free_models": True}):
+        with load(stub, **options) as session:
+            np.testing.assert_array_equal(session.render(request).pcm, expected.pcm)
+
+
+def test_headroom_changes_neither_length_nor_noise(stub_session: Session) -> None:
+    plain = stub_session.plan(Request("x", seconds=3, seed=1))[1]
+    padded = stub_session.plan(Request("x", seconds=3, seed=1, headroom=6))[1]
+    assert (plain.plan.samples, padded.plan.samples) == (132_300, 132_300)
+    assert padded.plan.latent_len > plain.plan.latent_len
+    clip = stub_session.generate("x", seconds=3, seed=1, headroom=6)
+    assert clip.latents.shape[2] == plain.plan.latent_len
+
+
+def test_a_long_prompt_tells_what_was_cut(stub_session: Session) -> None:
+    prompt = " ".join(f"word{i}" for i in range(5000))
+    clip = stub_session.generate(prompt, seconds=1)
+    (warning,) = [w for w in clip.warnings if "tokens" in w]
+    assert "256 fit" in warning
+    cut = warning.split("“")[1].rstrip("…”")
+    assert cut
+    assert cut in prompt
+
+
+def test_an_empty_prompt_renders(stub_session: Session) -> None:
+    assert np.isfinite(stub_session.generate("", seconds=1).latents).all()
+
+
+def test_guidance_beyond_what_a_model_was_distilled_for_is_told(stub_session: Session) -> None:
+    """CASES 31."""
+    assert any("guidance of 15" in w for w in stub_session.generate(seconds=1, cfg=15).warnings)
+    assert not stub_session.generate(seconds=1, cfg=3).warnings
+
+
+@pytest.mark.parametrize("cfg", [0, 0.5, 1, 3, 7, 15])
+@pytest.mark.parametrize("steps", [1, 4, 50])
+def test_any_guidance_and_step_count_stays_finite(
+    stub_session: Session, cfg: float, steps: int
+) -> None:
+    """CASES 31."""
+    clip = stub_session.generate("x", seconds=0.5, seed=1, cfg=cfg, steps=steps)
+    assert np.isfinite(clip.latents).all()
+
+
+@pytest.mark.parametrize("length", [0, 1, 4095, 44_100])
+def test_a_source_of_any_length_is_taken(stub_session: Session, length: int) -> None:
+    source = np.full((2, length), 0.25, np.float32)
+    clip = stub_session.generate("x", seconds=1, init_audio=source, init_noise_level=0.01)
+    assert len(clip.pcm) == 44_100
+    assert any("source ends" in note for note in clip.notes) == (length < 44_100)
+
+
+def test_a_source_longer_than_the_clip_is_cut_and_told(stub_session: Session) -> None:
+    source = np.zeros((2, 100_000), np.float32)
+    clip = stub_session.generate("x", seconds=1, init_audio=source)
+    assert any("only the first 1 s" in note for note in clip.notes)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [np.zeros(10, np.float32), np.zeros((1, 10), np.float32), np.full((2, 10), np.nan)],
+    ids=["flat", "mono", "nan"],
+)
+def test_a_source_of_the_wrong_form_is_refused(stub_session: Session, source: Any) -> None:
+    with pytest.raises(UsageError, match="finite float32"):
+        stub_session.generate("x", seconds=1, init_audio=source)
+
+
+def test_a_source_file_is_read_and_its_length_is_the_clips(
+    stub_session: Session, tmp_path: Path
+) -> None:
+    made = stub_session.generate("x", seconds=1.5, seed=1)
+    path = made.save(tmp_path / "quelle 音.wav")
+    clip = stub_session.generate("y", init_audio=path, init_noise_level=0.01, seed=2)
+    assert len(clip.pcm) == len(made.pcm)
+    assert clip.request.init_audio == str(path)
+
+
+def test_little_noise_stays_near_the_source(session: Session) -> None:
+    """The level is what decides how much of the source is left."""
+    source = np.sin(np.arange(44_100) / 30)[None].repeat(2, 0).astype(np.float32) * 0.3
+    options = {"seconds": 1, "seed": 1, "steps": 1, "sampler": "euler"}
+    _, planned, _ = session.plan(
+        Request("x", init_audio="a", init_noise_level=0.01, **options), source=source
+    )
+    starts = {}
+    for level in (0.01, 0.5, 1.0):
+        _, planned, _ = session.plan(
+            Request("x", init_audio="a", init_noise_level=level, **options), source=source
+        )
+
+        def observe(step: Any, buffers: Any, level: float = level) -> None:
+            if type(step).__name__ == "SetTime":
+                starts[level] = (buffers["x"].copy(), buffers["init_latents"].copy())
+
+        assert isinstance(session.device, CpuDevice)
+        session.device.run(planned.plan, planned.inputs, observe=observe)
+    distance = {level: np.abs(x - init).max() for level, (x, init) in starts.items()}
+    assert distance[0.01] < 0.1 < distance[0.5] < distance[1.0]
+
+
+def test_progress_counts_every_stage(stub: Path) -> None:
+    events: list[Progress] = []
+    with load(stub, progress=events.append) as session:
+        session.generate("x", seconds=1, steps=3, cfg=2)
+    last = {event.stage: event for event in events}
+    assert {stage: (e.done, e.total) for stage, e in last.items()} == {
+        "t5gemma": (1, 1),
+        "dit_prepare": (2, 2),
+        "dit_step": (6, 6),
+        "dec": (1, 1),
+    }
+
+
+def test_an_interrupt_ends_the_render_and_the_session_goes_on(stub: Path) -> None:
+    def stop(event: Progress) -> None:
+        if event.stage == "dit_step" and event.done == 2:
+            raise KeyboardInterrupt
+
+    with load(stub, progress=stop) as session:
+        with pytest.raises(KeyboardInterrupt):
+            session.generate("x", seconds=1)
+        session._progress = None
+        assert session.generate("x", seconds=1, seed=1).pcm.shape == (44_100, 2)
+
+
+def test_options_of_a_decoder_without_ceiling_are_refused(stub_session: Session) -> None:
+    with pytest.raises(UsageError, match="fixed ceiling"):
+        stub_session.generate("x", seconds=1, limiter_ceiling=0.5)
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        ("model_config.json", ArtefactMissing, "model_config.json"),
+        ("t5gemma-b-b-ul2/tokenizer.json", ArtefactMissing, "tokenizer is missing"),
+        ("onnx/dec_fp32_chunkable_limiter.onnx", ArtefactMissing, "neither stage files nor"),
+    ],
+)
+def test_a_model_with_a_hole_names_it(
+    make_stub: MakeStub, tmp_path: Path, damage: str, error: type[Exception], message: str
+) -> None:
+    broken = make_stub(tmp_path / "Modell für 音 (2)")
+    (broken / damage).unlink()
+    with pytest.raises(error, match=message), load(broken) as session:
+        session.generate("x", seconds=1)
+
+
+def test_paths_with_odd_letters_work(make_stub: MakeStub, tmp_path: Path) -> None:
+    """CASES 46."""
+    with load(make_stub(tmp_path / "Modell für 音 (3)")) as session:
+        session.generate("Dalí — 日本の太鼓 🥁", seconds=0.1)
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no model"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(ArtefactMissing, match="is no checkpoint"):
+        load(tmp_path)
+    (tmp_path / "model_config.json").write_text("{")
+    with pytest.raises(CheckpointError):
+        load(tmp_path)
+
+
+def test_an_autoencoder_alone_makes_no_clips() -> None:
+    with pytest.raises(UsageError, match="autoencoder alone"):
+        load("same-s")
+
+
+def test_exports_are_not_made_where_that_is_not_allowed(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SA3_HOME", str(tmp_path))
+    with pytest.raises(ArtefactMissing, match="isn't exported yet"):
+        load(tiny, allow_export=False)
+    assert not list(tmp_path.rglob("*.onnx"))
+
+
+def test_a_session_makes_the_same_clip_as_another_process(stub: Path) -> None:
+    """CASES 34."""
+    code = (
+        "import sys, zlib, sa3_runtime as sa3\n"
+        "clip = sa3.load(sys.argv[1]).generate('x', seconds=1, seed=5)\n"
+        "print(zlib.crc32(clip.pcm.tobytes()))"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", code, str(stub)], env=env, capture_output=True, check=True
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(runs) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity masks here")
+def test_one_allowed_core_is_one_quiet_thread(stub: Path) -> None:
+    """CASES 37: no affinity text on stderr."""
+    code = (
+        "import os, sys\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "import sa3_runtime as sa3\n"
+        "with sa3.load(sys.argv[1]) as m:\n"
+        "    m.generate('x', seconds=1, seed=5)\n"
+        "    print(m.device.threads)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(stub)], env=env, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout.strip(), done.stderr) == ("1", "")
+
+
+def test_importing_the_runtime_loads_nothing_heavy() -> None:
+    code = "import sys, sa3_runtime; print(*sys.modules)"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert not {"numpy", "onnxruntime", "onnx", "tokenizers", "torch", "sa3_onnx"} & loaded
+
+
+def test_a_render_imports_no_exporter(stub: Path) -> None:
+    code = (
+        "import sys, sa3_runtime as sa3\n"
+        "sa3.load(sys.argv[1]).generate('x', seconds=1)\n"
+        "print(*sys.modules)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(stub)], env=env, capture_output=True, text=True, check=True
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert not {"onnx", "onnx_graphsurgeon", "torch", "sa3_onnx", "sa3_build"} & loaded
+    assert "huggingface_hub" not in loaded
