@@ -129,7 +129,7 @@ class View:
             self._say(text, None)
 
     def remark(self, text: str) -> None:
-        """Something a person must know about the result, on stderr, also when quiet."""
+        """Something a person must know, on stderr, also when quiet."""
         self._say(f"note: {text}", "yellow")
 
     def warn(self, text: str) -> None:

@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 from sa3_models import __version__
 from sa3_models.errors import RunFailed, Sa3Error, UsageError
@@ -94,10 +95,27 @@ class Verbs(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put `generate` in front unless there is a verb or a flag of the group itself."""
         args = list(args)
-        if not (args and (args[0] in VERBS or args[0] in _GROUP_FLAGS)):
-            _refuse_misspelt_verb(args)
+        known = bool(args) and (args[0] in VERBS or args[0] in _GROUP_FLAGS)
+        if not known and (args or not ctx.resilient_parsing):
+            if not ctx.resilient_parsing:
+                _refuse_misspelt_verb(args)
             args.insert(0, "generate")
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Verbs from the table; flags of the group and of `generate`, which needs no verb."""
+        if not incomplete.startswith("-"):
+            return [
+                CompletionItem(name, help=verb.summary)
+                for name, verb in VERBS.items()
+                if name.startswith(incomplete)
+            ]
+        generate = load("generate", VERBS["generate"])
+        inner = click.Context(generate, ctx, "generate", resilient_parsing=True)
+        return [
+            *super().shell_complete(ctx, incomplete),
+            *generate.shell_complete(inner, incomplete),
+        ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The overview by section, from the table alone: no verb is imported."""
@@ -224,7 +242,7 @@ def _usage(error: click.ClickException) -> UsageError:
     path = (context.command_path if context else "sa3").replace("sa3 generate", "sa3")
     hint = f"{path} --help"
     if isinstance(error, click.NoSuchOption):
-        near = difflib.get_close_matches(error.option_name, _spellings(context), n=1)
+        near = difflib.get_close_matches(error.option_name, _spellings(context), n=1, cutoff=0.7)
         if near:
             hint = f"did you mean {near[0]}?"
         return UsageError(f"there is no option {error.option_name}", hint=hint)

@@ -171,8 +171,10 @@ class _Work:
             **report(clip, done),
         }  # fmt: skip
         self.manifest.add(entry)
-        for warning in clip.warnings:
-            self.view.remark(f"line {job.line}: {warning}")
+        for line in clip.notes:
+            self.view.note(f"line {job.line}: {line}")
+        for line in clip.warnings:
+            self.view.warn(f"line {job.line}: {line}")
         if self.view.json:
             self.view.object(entry)
         else:

@@ -100,6 +100,7 @@ def report(clip: Clip, done: Delivered) -> dict[str, Any]:
         "device": clip.device,
         "seed": clip.request.seed,
         "request": asdict(clip.request),
+        "notes": list(clip.notes),
         "warnings": list(clip.warnings),
         "timing": {stage: round(seconds, 4) for stage, seconds in clip.seconds.items()},
         "realtime": round(clip.duration / total, 2) if total else None,

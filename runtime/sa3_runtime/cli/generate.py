@@ -90,6 +90,10 @@ def _nothing_given() -> bool:
     names = [parameter.name for parameter in context.command.params]
     if any(context.get_parameter_source(name) is source for name in names if name):
         return False
+    return _sits_there()
+
+
+def _sits_there() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 

@@ -151,6 +151,10 @@ class Manifest:
         name = MANIFEST if shards == 1 else f"manifest-{shard}-of-{shards}.jsonl"
         self.folder, self.path = folder, folder / name
         check(self.path, 0)
+        old = self.path.read_bytes() if self.path.is_file() else b""
+        if old and not old.endswith(b"\n"):
+            with self.path.open("a") as file:
+                file.write("\n")  # a killed run left half a line
 
     def done(self) -> set[str]:
         """Keys of rows that are done and whose file is there whole, in any manifest here."""

@@ -59,12 +59,13 @@ class Run:
             raise UsageError(
                 f"{model.name} is an autoencoder alone: it cannot make a clip", hint="sa3 list"
             )
+        device, precision = self._device(), self._precision()
         requests = self._requests(model, record)
         targets = self._targets(model, requests)
         if self.given["dry_run"]:
             self._show(model, requests, targets)
             return 0
-        self._render(model, requests, targets)
+        self._render(model, requests, targets, device, precision)
         return 0
 
     # -- settle ------------------------------------------------------------------------------
@@ -93,6 +94,7 @@ class Run:
                 "there is no prompt", hint='sa3 "a warm pad"; --prompt "" makes a clip without one'
             )
         requests = requests_of(flags, self.words, base)
+        _check_names(requests[0])
         length = None
         if requests[0].init_audio is not None:
             from sa3_models.geometry import SAMPLE_RATE
@@ -169,7 +171,14 @@ class Run:
 
     # -- render ------------------------------------------------------------------------------
 
-    def _render(self, model: Model, requests: list[Request], targets: list[Target]) -> None:
+    def _render(
+        self,
+        model: Model,
+        requests: list[Request],
+        targets: list[Target],
+        device: str,
+        precision: str | None,
+    ) -> None:
         from sa3_runtime.cli.progress import Progress
         from sa3_runtime.devices import Progress as Event
         from sa3_runtime.session import load
@@ -179,10 +188,10 @@ class Run:
             progress(Event("load", 0, 1, 0.0))
             session = load(
                 model.name if model.repo or model.embedded else model.checkpoint,
-                device=self._device(),
+                device=device,
                 threads=self.setting("threads"),
                 free_models=self.given["free_models"],
-                precision=self._precision(),
+                precision=precision,
                 progress=progress if self.view.progress else None,
             )
             with session:
@@ -190,11 +199,16 @@ class Run:
                     progress.title = f"{number}/{len(requests)} " if len(requests) > 1 else ""
                     clip = session.render(request)
                     progress.clear()
-                    for warning in clip.warnings:
-                        if warning not in told:
-                            told.add(warning)
-                            self.view.remark(warning)
+                    self._tell(clip, told)
                     self._deliver(model, clip, target)
+
+    def _tell(self, clip: Clip, told: set[str]) -> None:
+        """What is to be known about a clip; the same words about several clips only once."""
+        for say, lines in ((self.view.note, clip.notes), (self.view.warn, clip.warnings)):
+            for line in lines:
+                if line not in told:
+                    told.add(line)
+                    say(line)
 
     def _device(self) -> str:
         from sa3_runtime.cli.device import device_name
@@ -244,6 +258,19 @@ def _seconds(text: str | float | None, limits: Limits) -> float | None:
             found=str(text),
         )
     return seconds
+
+
+def _check_names(request: Request) -> None:
+    """Refuse samplers and schedules there are not."""
+    from sa3_runtime.samplers import SAMPLERS
+    from sa3_runtime.schedules import SCHEDULES
+
+    for what, name, known in (
+        ("sampler", request.sampler, SAMPLERS),
+        ("schedule", request.schedule, SCHEDULES),
+    ):
+        if name is not None and name not in known:
+            raise UsageError(f"unknown {what}", found=name, hint=", ".join(known))
 
 
 def _words(request: Request) -> str:

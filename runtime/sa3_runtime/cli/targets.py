@@ -81,11 +81,13 @@ def targets(
         force: overwrite what is there.
 
     Raises:
-        UsageError: unknown or contradicting format, or the file exists and `force` is not given.
+        UsageError: unknown or contradicting format, a name that is too long, or the file exists
+            and `force` is not given.
     """
     if out == STDOUT:
         encoding = encoding_for(None, form)
         return [Target(None, encoding) for _ in names]
+    _check_name(out)
     inside = _as_folder(out, folder)
     chosen: list[Target] = []
     for index, name in enumerate(names, 1):
@@ -95,6 +97,9 @@ def targets(
             path = _unused(path, {target.path for target in chosen})
         else:
             path = Path(out) if os.sep in out else folder / out
+            if path.exists() and not path.is_file():  # /dev/null, a named pipe
+                chosen.append(Target(path, encoding_for(None, form)))
+                continue
             encoding = encoding_for(path, form)
             stem = path.stem if path.suffix else path.name
             stem += f"-{index}" if len(names) > 1 else ""
@@ -107,6 +112,12 @@ def targets(
                 )
         chosen.append(Target(path, encoding))
     return chosen
+
+
+def _check_name(out: str | None) -> None:
+    name = os.fsencode(Path(out or "").name)
+    if len(name) > NAME_BYTES_GIVEN:
+        raise UsageError("the file name is too long", found=f"{len(name)} bytes")
 
 
 def _as_folder(out: str | None, folder: Path) -> Path | None:
@@ -131,11 +142,9 @@ def check(path: Path, bytes_needed: int) -> None:
     """Make sure that a file can be written, by making its folder and trying.
 
     Raises:
-        UsageError: the name is too long, the folder is a file, the file is a folder.
+        UsageError: the folder is a file, the file is a folder.
         RunFailed: not writable, or not enough space.
     """
-    if len(os.fsencode(path.name)) > NAME_BYTES_GIVEN:
-        raise UsageError("the file name is too long", found=f"{len(os.fsencode(path.name))} bytes")
     if path.is_dir():
         raise UsageError("the output is a folder", found=str(path), hint="give a file name")
     special = path.exists() and not path.is_file()  # /dev/null, a pipe
