@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -238,9 +238,9 @@ def test_freeing_models_holds_one_stage_at_a_time(stub, cpu):
         device, most = session.device, 0
         original = device._load
 
-        def load_and_count(name: str) -> None:
+        def load_and_count(name: str, lengths: Iterable[int]) -> None:
             nonlocal most
-            original(name)
+            original(name, lengths)
             most = max(most, len(device._loaded))
 
         device._load = load_and_count

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -239,7 +239,7 @@ class HostStage:
         """An imagined amount, so that planning has something to plan."""
         return 4096 * latent_len
 
-    def load(self) -> None:
+    def load(self, latent_lens: Iterable[int]) -> None:
         """Open the session."""
         if self._runner is None:
             self._weights = self._driver.reserve(self.weight_bytes)
@@ -263,7 +263,7 @@ class HostCall:
 
     def __init__(self, driver: NullDriver, runner: OrtStage, scratch_bytes: int) -> None:
         """Take an open session."""
-        self.scratch_bytes = scratch_bytes
+        self.scratch_bytes, self.held_bytes = scratch_bytes, 0
         self._driver, self._runner = driver, runner
 
     def enqueue(

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sa3_models.errors import MachineMismatch, RunFailed
-from sa3_models.geometry import LATENT_LEN_MAX
+from sa3_models.geometry import LATENT_LEN_MAX, SAMPLES_PER_LATENT
 from sa3_models.stages import Stage, StageIO
 from sa3_runtime.devices.cuda.driver import OutOfDeviceMemory
 from sa3_runtime.stages.graph_file import GraphFile, read_graph_file
@@ -26,9 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["OrtCudaStage"]
 
 PROVIDER = "CUDAExecutionProvider"
-_ERRORS_ONLY = 3  # ONNX Runtime log severity
+_FATAL_ONLY = 4  # ONNX Runtime log severity
 _MEMORY_SIGNS = ("out of memory", "failed to allocate", "bfcarena")
 _BFLOAT16 = 16  # ONNX's number for a type NumPy hasn't
+# The coders cut their sequence by arithmetic on its length. ONNX Runtime does that on the host, and
+# host work between GPU work can't be captured: their sessions are made for one length, where all of
+# it is constant.
+_ONE_LENGTH = (Stage.ENCODER, Stage.DECODER)
 # Device memory of a run beyond weights and ports, in bytes: (fixed, per latent). Measured on the
 # largest published sizes (bench/cuda_fullsize.py), so that smaller models are overestimated.
 _SCRATCH = {
@@ -62,26 +67,52 @@ class OrtCudaStage:
         self._graph: GraphFile = graph
         self._stage = stage
         self._driver = driver
-        self._session: Any = None
+        self._any: Any = None  # a session for all lengths
+        self._pinned: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._fresh: dict[int, Any] = {}  # loaded, not yet prepared: kept until then
 
     def scratch_bytes(self, latent_len: int) -> int:
         """Memory of a run, from measured numbers."""
         fixed, per_latent = _SCRATCH[self._stage]
         return fixed + per_latent * latent_len
 
-    def load(self) -> None:
-        """Open the session.
+    def load(self, latent_lens: Iterable[int]) -> None:
+        """Open a session, or one for each length where a session takes just one.
 
         Raises:
             MachineMismatch: this ONNX Runtime has no CUDA, or its CUDA doesn't start.
             RunFailed: the file is refused.
         """
-        if self._session is not None:
-            return
+        if self._stage in _ONE_LENGTH:
+            for length in latent_lens:
+                if length not in self._pinned:
+                    self._fresh[length] = self._pinned[length] = self._open(length)
+        elif self._any is None:
+            self._any = self._open(None)
+
+    def prepare(self, latent_len: int) -> OrtCall:
+        """A call for one length."""
+        self.load((latent_len,))
+        if self._stage not in _ONE_LENGTH:
+            return OrtCall(self._any, self.path.name, self._driver.index, held_bytes=0)
+        session = self._fresh.pop(latent_len, None) or self._pinned[latent_len]
+        return OrtCall(session, self.path.name, self._driver.index, held_bytes=self.weight_bytes)
+
+    def unload(self) -> None:
+        """Give weights and memory pools back."""
+        self._any = None
+        self._fresh.clear()
+
+    def _open(self, latent_len: int | None) -> Any:
+        """A session, for one length or for all."""
         ort = _runtime()
         options = ort.SessionOptions()
-        options.log_severity_level = _ERRORS_ONLY
+        options.log_severity_level = _FATAL_ONLY
         options.intra_op_num_threads = 1
+        if latent_len is not None:
+            sizes = {"latent_len": latent_len, "samples": latent_len * SAMPLES_PER_LATENT}
+            for name, size in sizes.items():
+                options.add_free_dimension_override_by_name(name, size)
         # weights outside of the pool: the pool holds what a run needs and nothing else
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
         provider = {
@@ -105,17 +136,7 @@ class OrtCudaStage:
                 found=f"it offers {', '.join(session.get_providers())}",
                 hint="onnxruntime-gpu needs CUDA 13 and cuDNN 9: ./install.sh, or --device cpu",
             )
-        self._session = session
-
-    def prepare(self, latent_len: int) -> OrtCall:
-        """A call; ONNX Runtime takes any length."""
-        if self._session is None:
-            raise RunFailed(f"{self.path.name} isn't loaded")
-        return OrtCall(self._session, self.path.name, self._driver.index)
-
-    def unload(self) -> None:
-        """Give weights and memory pool back."""
-        self._session = None
+        return session
 
 
 class OrtCall:
@@ -123,10 +144,11 @@ class OrtCall:
 
     scratch_bytes = 0
 
-    def __init__(self, session: Any, name: str, index: int) -> None:
+    def __init__(self, session: Any, name: str, index: int, *, held_bytes: int) -> None:
         """Take a loaded session on GPU number `index`."""
         import onnxruntime as ort
 
+        self.held_bytes = held_bytes
         self._session, self._name, self._index = session, name, index
         self._bindings: list[Any] = []
         self._options = ort.RunOptions()
@@ -166,6 +188,7 @@ def _runtime() -> Any:
     """
     import onnxruntime as ort
 
+    ort.set_default_logger_severity(_FATAL_ONLY)  # errors come as exceptions
     if PROVIDER not in ort.get_available_providers():
         raise MachineMismatch(
             "the installed ONNX Runtime has no CUDA",

@@ -12,7 +12,7 @@ import ctypes
 import importlib
 import mmap
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
@@ -109,7 +109,7 @@ class TensorRTStage:
         """Scratch of the profile that takes this length."""
         return self._profile(latent_len).scratch
 
-    def load(self) -> None:
+    def load(self, latent_lens: Iterable[int] = ()) -> None:
         """Deserialise the engine from the mapped file: the host holds no copy of it.
 
         Raises:
@@ -251,7 +251,7 @@ class TensorRTCall:
 
     def __init__(self, stage: TensorRTStage, context: Any, scratch_bytes: int) -> None:
         """Take over a context whose shapes are set."""
-        self.scratch_bytes = scratch_bytes
+        self.scratch_bytes, self.held_bytes = scratch_bytes, 0
         self._stage, self._context = stage, context
         self._scratch = 0
         self._warm = False

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -245,18 +245,22 @@ class CudaDevice:
 
     def _prepare(self, plan: Plan, progress: OnProgress | None) -> None:
         """Kernels and all stages of a plan, loaded side by side."""
-        names = {step.stage for step in plan.steps if isinstance(step, RunStage)} - self._loaded
-        if progress and names:
+        lengths: dict[str, set[int]] = {}
+        for step in plan.steps:
+            if isinstance(step, RunStage):
+                lengths.setdefault(step.stage, set()).add(step.latent_len)
+        loading = not lengths.keys() <= self._loaded
+        if progress and loading:
             progress(Progress("load", 0, 1, 0.0))
         begin = time.perf_counter()
         with ThreadPoolExecutor(initializer=self._driver.make_current) as pool:
-            jobs = [pool.submit(self._load, name) for name in sorted(names)]
+            jobs = [pool.submit(self._load, name, lengths[name]) for name in sorted(lengths)]
             if not self._ready:
                 self._load_kernels()
             errors = [error for job in jobs if (error := job.exception())]
         if errors:
             raise errors[0]
-        if progress and names:
+        if progress and loading:
             progress(Progress("load", 1, 1, time.perf_counter() - begin))
 
     def _load_kernels(self) -> None:
@@ -267,8 +271,8 @@ class CudaDevice:
         self._driver.load(self._kernels(self._driver.architecture))
         self._ready = True
 
-    def _load(self, name: str) -> None:
-        self._stages[name].load()
+    def _load(self, name: str, latent_lens: Iterable[int]) -> None:
+        self._stages[name].load(latent_lens)
         self._loaded.add(name)
 
     def _unload(self, name: str) -> None:
@@ -309,7 +313,7 @@ class CudaDevice:
 
         def call_for(stage: str, latent_len: int) -> Call:
             if stage not in self._loaded:
-                self._load(stage)
+                self._load(stage, (latent_len,))
             return self._call(stage, latent_len)
 
         def after(index: int) -> None:

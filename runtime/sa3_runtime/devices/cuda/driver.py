@@ -306,8 +306,8 @@ class CudaDriver:
         )
 
     def begin_capture(self) -> None:
-        """Record from now on; calls of this thread that wait or allocate fail."""
-        mode = self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        """Record from now on; waiting for this stream fails. Libraries may allocate meanwhile."""
+        mode = self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         check(self.cu.cuStreamBeginCapture(self.stream_handle, mode), "beginning capture")
 
     def end_capture(self) -> CudaGraph:
@@ -350,7 +350,7 @@ class CudaDriver:
         return float(check(elapsed, "reading an event")) / 1e3
 
     def close(self) -> None:
-        """Give stream, kernels and context back."""
+        """Give stream and kernels back."""
         if self.context is None:
             return
         self.make_current()
@@ -358,7 +358,7 @@ class CudaDriver:
         if self._module is not None:
             check(self.cu.cuModuleUnload(self._module), "unloading the kernels")
         check(self.cu.cuStreamDestroy(self.stream_handle), "destroying the stream")
-        check(self.cu.cuDevicePrimaryCtxRelease(self._device), "closing the GPU")
+        # the primary context stays: ONNX Runtime and TensorRT keep handles in it until the end
         self.context = None
 
 

@@ -35,7 +35,7 @@ ScratchFor = Callable[[int], Allocation]  # bytes → memory shared by all stage
 class Recording:
     """Buffers and graph of one plan.
 
-    bytes: device memory it holds, the graph's own included once captured.
+    bytes: device memory it holds: buffers, what its calls hold alone, the graph once captured.
     nodes: kinds and numbers of graph nodes, empty before capture.
     """
 
@@ -199,6 +199,7 @@ class Recording:
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = call_for(*key)
+            self.bytes += call.held_bytes
             if call.scratch_bytes:
                 self._scratch.append(self._scratch_for(call.scratch_bytes))
         scratch = max(self._scratch, key=lambda memory: memory.size, default=None)

@@ -7,7 +7,7 @@ into.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,9 +29,11 @@ class Call(Protocol):
     """A loaded stage, prepared for one latent length.
 
     scratch_bytes: shared device memory it needs while it runs, 0 if it brings its own.
+    held_bytes: weights that live and die with this call.
     """
 
     scratch_bytes: int
+    held_bytes: int
 
     def enqueue(
         self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], *, scratch: int
@@ -61,8 +63,8 @@ class CudaStage(Protocol):
     def scratch_bytes(self, latent_len: int) -> int:
         """Device memory a run needs beyond weights, inputs and outputs; known before loading."""
 
-    def load(self) -> None:
-        """Load the weights, if they aren't.
+    def load(self, latent_lens: Iterable[int]) -> None:
+        """Load the weights, if they aren't, with what runs at these lengths will need.
 
         Raises:
             ArtefactMissing, MachineMismatch, RunFailed: it can't be loaded here.
