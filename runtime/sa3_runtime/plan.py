@@ -231,7 +231,9 @@ class Plan:
 
     latent_len: L of the sampler. samples: rows of the int16 output `pcm` [samples, 2].
     Outputs are always `pcm` (int16 [samples, 2]), `latents` (float32 [1, C, L]) and `status`
-    (int32 [1]). Work buffers hold whatever the last run left: a plan writes before it reads.
+    (int32 [1]). A published decoder without a limiter gives `audio` (float32 [1, 2, samples]) or
+    `pcm_unbounded` (int32 [1, samples, 2]) in place of `pcm`: the host limits it.
+    Work buffers hold whatever the last run left: a plan writes before it reads.
     """
 
     buffers: tuple[Buffer, ...]

@@ -24,6 +24,7 @@ from sa3_models.geometry import (
     samples_for,
 )
 from sa3_models.stages import Port, StageIO
+from sa3_runtime.limiter import CEILING
 from sa3_runtime.plan import (
     Buffer,
     Combine,
@@ -56,7 +57,8 @@ if TYPE_CHECKING:
 __all__ = ["Geometry", "Planned", "Planner", "geometry_of"]
 
 TRAINED_LATENTS = 256  # shortest clip of the training range
-DEFAULT_CEILING = 0.977  # −0.2021 dBFS (MODEL_SPEC §7)
+# what decoders give, and the axis of their samples; only `pcm` is limited
+DECODED = {"pcm": 1, "pcm_unbounded": 1, "audio": 2}
 WINDOW = 128  # latents of a window when the request asks for windows
 NEGATIVE = "negative."  # prefix of the other guidance branch's buffers
 
@@ -378,6 +380,7 @@ class Planner:
             name = state if port.name == "x" else self._named(port.name, prefix)
             if name not in self._buffers:
                 raise RunFailed(f"nothing is known about the DiT's input {port.name}")
+            self._work(name, port.resolve(self._geometry.frames), port.dtype)
             pairs.append((port.name, name))
         return tuple(pairs)
 
@@ -439,43 +442,55 @@ class Planner:
         """Decode to int16, in one piece or in windows, cut to the clip's samples."""
         io = self._need("dec")
         geometry, margin = self._geometry, self._margins["dec"]
-        self._work("pcm", (geometry.samples, CHANNELS), "int16", "output")
-        self._work("status", (1,), "int32", "output")
-        port = io.output("pcm")
+        port = next((p for p in (io.output(name) for name in DECODED) if p is not None), None)
         if port is None:
-            raise UsageError(
-                "this decoder has no limited int32 output 'pcm'",
+            raise RunFailed(
+                "nothing is known about this decoder's outputs",
                 found=", ".join(port.name for port in io.outputs),
                 hint="export the autoencoder with this project",
             )
+        sound = self._sound(port)
         # what lies behind the clip shapes its end, one receptive field far
         total = min(geometry.frames, geometry.latents + margin + margin % 2)
-        extra = self._ceiling(io)
+        extra = self._ceiling(io, limited=port.name == "pcm")
         for window in split(total, self._window("dec", total), margin):
             latent = "x"
             if window.length != geometry.frames:
                 latent = self._latent(f"dec_latent.{window.length}", window.length)
                 yield Gather(latent, "x", window.start)
-            pcm = self._work(f"dec_pcm.{window.length}", port.resolve(window.length), port.dtype)
+            decoded = self._work(
+                f"dec_{port.name}.{window.length}", port.resolve(window.length), port.dtype
+            )
             inputs = ((io.inputs[0].name, latent), *extra)
-            yield RunStage("dec", inputs, (("pcm", pcm),), window.length)
+            yield RunStage("dec", inputs, ((port.name, decoded),), window.length)
             at = window.first * SAMPLES_PER_LATENT
-            end = min(window.last * SAMPLES_PER_LATENT, geometry.samples)
-            if end > at:
-                skip = (window.first - window.start) * SAMPLES_PER_LATENT
-                yield Narrow("pcm", pcm, "status", at, skip, end - at)
+            count = min(window.last * SAMPLES_PER_LATENT, geometry.samples) - at
+            skip = (window.first - window.start) * SAMPLES_PER_LATENT
+            if count > 0:
+                yield sound(decoded, at, skip, count)
 
-    def _ceiling(self, io: StageIO) -> tuple[tuple[str, str], ...]:
+    def _sound(self, port: Port) -> Callable[[str, int, int, int], Step]:
+        """Declare the outputs and say how a decoded window gets into them."""
+        samples = self._geometry.samples
+        self._work("status", (1,), "int32", "output")
+        if port.name == "pcm":
+            self._work("pcm", (samples, CHANNELS), "int16", "output")
+            return lambda name, at, skip, count: Narrow("pcm", name, "status", at, skip, count)
+        axis = DECODED[port.name]
+        shape = (1, CHANNELS, samples) if axis == 2 else (1, samples, CHANNELS)
+        self._work(port.name, shape, port.dtype, "output")
+        return lambda name, at, skip, count: Place(port.name, name, axis, at, skip, count)
+
+    def _ceiling(self, io: StageIO, *, limited: bool) -> tuple[tuple[str, str], ...]:
         ceiling = self._request.limiter_ceiling
         if io.input("limiter_ceiling") is None:
-            if ceiling is not None:
+            if ceiling is not None and limited:
                 raise UsageError(
                     "this decoder's limiter has a fixed ceiling",
                     hint="export it with --ceiling-input, or leave --limiter-ceiling out",
                 )
             return ()
-        value = DEFAULT_CEILING if ceiling is None else ceiling
-        self._input("limiter_ceiling", np.array(value, np.float32))
+        self._input("limiter_ceiling", np.array(ceiling or CEILING, np.float32))
         return (("limiter_ceiling", "limiter_ceiling"),)
 
 

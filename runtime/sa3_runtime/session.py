@@ -6,7 +6,7 @@ are computed, how files are written, the command line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sa3_models.errors import RunFailed, UsageError
-from sa3_models.geometry import SAMPLE_RATE
+from sa3_models.geometry import PCM_PEAK, SAMPLE_RATE
 from sa3_runtime.bundle import Bundle, find_bundle
 from sa3_runtime.devices import Device, DeviceOptions, OnProgress, open_device
+from sa3_runtime.limiter import CEILING, limit
 from sa3_runtime.planner import Planned, Planner
 from sa3_runtime.request import Clip, Limits, Request
 from sa3_runtime.splice import splice, to_pcm
@@ -141,13 +142,7 @@ class Session:
                 found=f"{np.count_nonzero(~np.isfinite(latents)):,} of {latents.size:,} latents",
                 hint="use fp32 (--precision fp32) or less guidance; nothing was written",
             )
-        if outside := int(run.outputs["status"][0]):
-            raise RunFailed(
-                "the decoder's result isn't sound",
-                found=f"{outside:,} samples that are not numbers or beyond full scale",
-                hint="use another precision or export the model again; nothing was written",
-            )
-        pcm = np.array(run.outputs["pcm"])
+        pcm = _sound(run.outputs, request.limiter_ceiling)
         if planned.keep is not None and source is not None:
             pcm = splice(pcm, to_pcm(source), planned.keep)
         return Clip(
@@ -225,6 +220,33 @@ class Session:
         audio = read(request.init_audio, seconds=(request.seconds or self.limits.max_seconds) + 1)
         notes += audio.notes
         return audio.samples
+
+
+def _sound(outputs: Mapping[str, NDArray[Any]], ceiling: float | None) -> NDArray[np.int16]:
+    """The clip as int16 [n, 2], limited here if the decoder came without a limiter.
+
+    Raises:
+        RunFailed: samples that are not numbers or, where limited, beyond full scale.
+    """
+    if "pcm" in outputs:
+        broken = int(outputs["status"][0])
+        pcm = np.array(outputs["pcm"])
+    else:
+        if "audio" in outputs:
+            audio = outputs["audio"][0].astype(np.float32)
+        else:
+            audio = outputs["pcm_unbounded"][0].T / np.float32(PCM_PEAK)
+        # an integer cast turns what is not a number into −2³¹
+        sound = np.isfinite(audio) & (np.abs(audio) < 2**30 / PCM_PEAK)
+        broken = audio.size - int(np.count_nonzero(sound))
+        pcm = limit(np.where(sound, audio, np.float32(0)), ceiling or CEILING)
+    if broken:
+        raise RunFailed(
+            "the decoder's result isn't sound",
+            found=f"{broken:,} samples that are not numbers or beyond full scale",
+            hint="use another precision or export the model again; nothing was written",
+        )
+    return pcm
 
 
 def _tell_source(request: Request, samples: int, notes: list[str]) -> None:

@@ -131,6 +131,44 @@ def _step(path: Path) -> None:
     )
 
 
+def _whole(path: Path) -> None:
+    """The whole DiT as published: neither gate nor padding mask."""
+    rng = np.random.default_rng(2)
+    _graph(
+        path,
+        {
+            "x": (Type.FLOAT, [1, C, "latent_len"]),
+            "t": (Type.FLOAT, [1]),
+            "t5_hidden": (Type.FLOAT, [1, 256, H]),
+            "t5_mask": (Type.FLOAT, [1, 256]),
+            "seconds_total": (Type.FLOAT, [1]),
+            "local_add_cond": (Type.FLOAT, [1, C + 1, "latent_len"]),
+        },
+        {"velocity": (Type.FLOAT, [1, C, "latent_len"])},
+        {
+            "axes": np.array([2]),
+            "one": np.array([1]),
+            "to_context": rng.standard_normal((H, C)).astype(np.float32),
+            "first": np.array([1]),
+            "end": np.array([C + 1]),
+            "little": np.float32(1e-3),
+        },
+        [
+            ("Unsqueeze", "t5_mask axes", "column", {}),
+            ("Mul", "t5_hidden column", "masked", {}),
+            ("ReduceMean", "masked one", "mean", {"keepdims": 0}),
+            ("MatMul", "mean to_context", "context", {}),
+            ("Mul", "seconds_total little", "drift", {}),
+            ("Add", "context drift", "drifted", {}),
+            ("Unsqueeze", "drifted axes", "target", {}),
+            ("Slice", "local_add_cond first end one", "local", {}),
+            ("Add", "local target", "aim", {}),
+            ("Sub", "x aim", "towards", {}),
+            ("Mul", "towards t", "velocity", {}),
+        ],
+    )
+
+
 def _encoder(path: Path) -> None:
     _graph(
         path,
@@ -157,13 +195,25 @@ DECODERS: dict[str, float | None] = {
 }
 
 
-def _decoder(path: Path, kind: str) -> None:
+def _decoder(path: Path, kind: str, output: str = "pcm") -> None:
+    """`output`: "pcm", or "pcm_unbounded" or "audio" as older published decoders have."""
     level = DECODERS[kind]
     gain, offset = (8000.0, 0.0) if level is None else (0.0, level)
+    last = {
+        "pcm": [
+            ("Transpose", "channels", "rows", {"perm": [0, 2, 1]}),
+            ("Round", "rows", "rounded", {}),
+            ("Cast", "rounded", "pcm", {"to": Type.INT32}),
+        ],
+        "audio": [("Div", "channels full", "audio", {})],
+    }
+    last["pcm_unbounded"] = [*last["pcm"], ("Identity", "pcm", "pcm_unbounded", {})]
     _graph(
         path,
         {"latent": (Type.FLOAT, [1, C, "latent_len"])},
-        {"pcm": (Type.INT32, [1, "samples", 2])},
+        {"audio": (Type.FLOAT, [1, 2, "samples"])}
+        if output == "audio"
+        else {output: (Type.INT32, [1, "samples", 2])},
         {
             "first": np.array([0]),
             "second": np.array([2]),
@@ -173,6 +223,7 @@ def _decoder(path: Path, kind: str) -> None:
             "flat": np.array([1, 2, -1]),
             "gain": np.float32(gain),
             "offset": np.float32(offset),
+            "full": np.float32(32767),
         },
         [
             ("Slice", "latent first second one", "two", {}),
@@ -181,19 +232,27 @@ def _decoder(path: Path, kind: str) -> None:
             ("Unsqueeze", "level axes", "column", {}),
             ("Expand", "column spread", "wide", {}),
             ("Reshape", "wide flat", "channels", {}),
-            ("Transpose", "channels", "rows", {"perm": [0, 2, 1]}),
-            ("Round", "rows", "rounded", {}),
-            ("Cast", "rounded", "pcm", {"to": Type.INT32}),
+            *last[output],
         ],
     )
 
 
 @pytest.fixture(scope="session")
 def make_stub(data: Path) -> Callable[..., Path]:
-    """make_stub(directory, decoder="frames", sample_size=…) writes a stub model directory."""
+    """make_stub(directory, decoder="frames", output="pcm", whole=False, **config) writes a stub.
+
+    whole: the published form of the DiT instead of our two parts; config: of its model_config.json.
+    """
     from sa3_models.tiny import model_config
 
-    def make(directory: Path, decoder: str = "frames", **config: object) -> Path:
+    def make(
+        directory: Path,
+        decoder: str = "frames",
+        *,
+        output: str = "pcm",
+        whole: bool = False,
+        **config: object,
+    ) -> Path:
         text = directory / "t5gemma-b-b-ul2"
         text.mkdir(parents=True)
         values = model_config(latent_dim=C, **config)
@@ -201,10 +260,13 @@ def make_stub(data: Path) -> Callable[..., Path]:
         shutil.copy(data / "tiny-music" / text.name / "tokenizer.json", text)
         onnx_dir = directory / "onnx"
         _text(onnx_dir / "t5gemma_fp32.onnx")
-        _prepare(onnx_dir / "dit_prepare_fp32.onnx")
-        _step(onnx_dir / "dit_step_fp32.onnx")
+        if whole:
+            _whole(onnx_dir / "dit_fp32.onnx")
+        else:
+            _prepare(onnx_dir / "dit_prepare_fp32.onnx")
+            _step(onnx_dir / "dit_step_fp32.onnx")
         _encoder(onnx_dir / "enc_fp32_chunkable.onnx")
-        _decoder(onnx_dir / "dec_fp32_chunkable_limiter.onnx", decoder)
+        _decoder(onnx_dir / "dec_fp32_chunkable_limiter.onnx", decoder, output)
         return directory
 
     return make
@@ -228,8 +290,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def session(tiny: Path, home: Path) -> Iterator[Session]:
-    """A CPU session of each tiny checkpoint; its exports are made on first use."""
+    """A CPU session of each tiny checkpoint; its exports are made on first use.
+
+    One thread: graphs this small gain nothing from two, and lose much when tests run in parallel.
+    """
     from sa3_runtime import load
 
-    with load(tiny) as opened:
+    with load(tiny, threads=1) as opened:
         yield opened

@@ -48,11 +48,11 @@ def test_the_mode_matrix(session: Session, mode: str, sampler: str, latents: int
     assert clip.latents.shape[2] == latents
     assert np.isfinite(clip.latents).all()
     assert np.abs(clip.pcm.astype(np.int32)).max() > 100
-    if latents in (1, 32):
+    if latents in (2, 32):
         again = session.render(clip.request, source=source)
         np.testing.assert_array_equal(again.pcm, clip.pcm)
         np.testing.assert_array_equal(again.latents, clip.latents)
-    if latents in (31, 97):
+    if latents == 31:
         other = session.render(Request(**{**_fields(clip.request), "seed": 10**6}), source=source)
         assert not np.array_equal(other.latents, clip.latents)
 
