@@ -170,10 +170,10 @@ decide_gpu() {
             absent)
                 if [[ $WSL == yes ]]; then
                     WHY='WSL sees no GPU: install the NVIDIA driver on the Windows side (none inside WSL), then wsl --update'
-                elif [[ $CONTAINER == yes ]]; then
-                    WHY='this container sees no GPU: if the machine has one, start it with --gpus all (NVIDIA Container Toolkit)'
                 elif [[ $OS == Darwin ]]; then
                     WHY='a Mac: rendered on the CPU'
+                elif [[ $CONTAINER == yes ]]; then
+                    WHY='this container sees no GPU: if the machine has one, start it with --gpus all (NVIDIA Container Toolkit)'
                 else
                     WHY='no nvidia-smi: no NVIDIA GPU, or no driver for it'
                 fi

@@ -228,8 +228,8 @@ def test_verify_reads_engines_with_a_record_of_their_build(sa3, home, hub):
     record = Sidecar(
         stage="dit", precision="fp16", flavour="tensorrt", version="10.15.1.29",
         compute_capability="sm_86", targets=("sm_86",), profiles=(), inputs=(), outputs=(),
-        source={}, metadata={}, engine_sha256=sha256_of(engine), engine_bytes=400, key="k", built="now",
-        seconds=1.0, peak_rss_bytes=1,
+        source={}, metadata={}, engine_sha256=sha256_of(engine), engine_bytes=400, key="k",
+        built="now", seconds=1.0, peak_rss_bytes=1,
     )  # fmt: skip
     write_sidecar(engine, record)
     assert sa3("verify", "small-music")[0] == 0

@@ -1,0 +1,213 @@
+"""install.sh does: real installations from the package index this machine has.
+
+Its decisions on other machines are in test_install_decisions.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = [
+    "install.sh",
+    "bootstrap.sh",
+    "sa3",
+    "script/setup",
+    "script/test",
+    "script/lint",
+    "script/bench",
+]
+
+
+def test_the_index_of_requirements_is_complete_and_pinned():
+    """Every line is an exact version, no package twice with different ones."""
+    seen: dict[str, str] = {}
+    for path in [ROOT / "requirements.txt", *sorted((ROOT / "requirements").glob("*.txt"))]:
+        for line in path.read_text().splitlines():
+            if not line or line.startswith("#"):
+                continue
+            name, _, version = line.partition("==")
+            assert version, f"{path.name}: {line}"
+            if "cu12" not in path.stem and "onnxruntime-gpu" not in name:
+                assert seen.setdefault(name, version) == version
+    assert not {"torch", "torchaudio", "transformers", "triton"} & set(seen)
+    assert not {"rich", "uv"} & {
+        line.partition("==")[0] for line in (ROOT / "requirements.txt").read_text().splitlines()
+    }
+
+
+def test_shell_scripts_are_clean():
+    beside = Path(sys.executable).with_name("shellcheck")
+    checker = str(beside) if beside.exists() else shutil.which("shellcheck")
+    if not checker:
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run(
+        [checker, *SCRIPTS], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+# ----------------------------------------------------------------------------- real installations
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """What git would give, in a folder with a space; the working tree's version of it."""
+    target = tmp_path / "my project"
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--", "install.sh", "sa3", "requirements*", "models/sa3_models",
+         "runtime/sa3_runtime", "script"],
+        cwd=ROOT, capture_output=True, check=False,
+    )  # fmt: skip
+    if listed.returncode:
+        pytest.skip("git is not there, or this is no clone")
+    for name in listed.stdout.decode().split("\0"):
+        if name and (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    return target
+
+
+def run(clone: Path, *flags: str, script: str = "install.sh", **options):
+    home = clone.parent / "ho me"
+    home.mkdir(exist_ok=True)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("VIRTUAL_ENV", "PYTHON"))}
+    env |= {"HOME": str(home)} | options.pop("env", {})
+    return subprocess.run(
+        [str(clone / script), *flags],
+        env=env,
+        stdin=options.pop("stdin", subprocess.DEVNULL),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        **options,
+    )
+
+
+@pytest.fixture
+def no_vendor() -> dict[str, str]:
+    """NVIDIA's index at a closed port."""
+    return {"SA3_NVIDIA_INDEX": "http://127.0.0.1:9"}
+
+
+@pytest.mark.slow
+def test_a_fresh_cpu_installation_works_is_small_and_is_quick_the_second_time(clone, no_vendor):
+    """CASES 08: --cpu with the vendor's index unreachable; HOME and project with spaces, no tty."""
+    begun = time.monotonic()
+    done = run(clone, "--cpu", "-y", env=no_vendor)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begun < 90
+    venv = clone / ".venv"
+    size = sum(path.lstat().st_size for path in venv.rglob("*"))
+    assert size < 450e6
+    begun = time.monotonic()
+    again = run(clone, "--cpu", "-y", env=no_vendor)
+    assert again.returncode == 0
+    assert "packages: complete" in again.stderr
+    assert time.monotonic() - begun < 5
+    listed = run(clone, "list", script="sa3")
+    assert listed.returncode == 0, listed.stderr
+    assert "small-music" in listed.stdout
+
+    # a package is damaged, another is gone, a third is older: the next run repairs them
+    site = next(venv.glob("lib/python3*/site-packages"))
+    (site / "click" / "core.py").unlink()
+    shutil.rmtree(next(site.glob("tqdm-*.dist-info")))
+    (venv / ".sa3").unlink()
+    repaired = run(clone, "--cpu", "-y", env=no_vendor)
+    assert repaired.returncode == 0, repaired.stderr
+    assert "installing 2 packages" in repaired.stderr
+    assert (site / "click" / "core.py").exists()
+
+    # the GPU's packages are wanted, and the vendor's index is not there: it stops and says so
+    smi = clone.parent / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\necho '0, NVIDIA H200, 9.0, 580.65.06, 143771, Disabled'\n")
+    smi.chmod(0o755)
+    path = f"{smi.parent}:{os.environ['PATH']}"
+    stopped = run(clone, "-y", env=no_vendor | {"PATH": path})
+    assert stopped.returncode == 1
+    assert "http://127.0.0.1:9 cannot be reached" in stopped.stderr
+    assert "--cpu" in stopped.stderr
+    assert not (venv / ".sa3").exists()
+    assert run(clone, "--cpu", env=no_vendor).returncode == 0
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_the_next_run_ends_well(clone, no_vendor):
+    """CASES 32."""
+    chance = random.Random(32)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("VIRTUAL_ENV")}
+    for _ in range(5):
+        child = subprocess.Popen(
+            [clone / "install.sh", "--cpu", "-y"],
+            env=environment | no_vendor,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            child.wait(chance.uniform(0.3, 5.0))
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    done = run(clone, "--cpu", "-y", env=no_vendor)
+    assert done.returncode == 0, done.stderr
+    assert run(clone, "list", script="sa3").returncode == 0
+
+
+@pytest.mark.slow
+def test_two_first_runs_at_once_share_one_installation(clone):
+    """Two ./sa3 on a fresh clone: one installs, the other waits."""
+    children = [
+        subprocess.Popen(
+            [clone / "sa3", "list"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    told = [child.communicate(timeout=300) for child in children]
+    assert [child.returncode for child in children] == [0, 0], told
+    assert sum("installing" in err for _, err in told) == 1
+    assert all("small-music" in out for out, _ in told)
+
+
+def test_half_an_environment_is_not_taken_for_whole(clone, no_vendor):
+    """CASES 32: a .venv without a python that works; offline, the missing packages are named."""
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    (clone / ".venv" / "bin" / "python").write_text("")
+    done = run(clone, "--cpu", "--offline", env=no_vendor | {"UV_CACHE_DIR": str(clone / "none")})
+    assert done.returncode == 3, done.stderr
+    assert "offline" in done.stderr
+    assert "numpy==" in done.stderr
+    assert "pip download" in done.stderr
+    assert not (clone / ".venv" / ".sa3").exists()
+
+
+def test_a_piped_installer_asks_nothing(clone, no_vendor):
+    """CASES 32: stdin is a pipe with more script in it, as under `curl … | bash`."""
+    done = subprocess.run(
+        ["bash", "-c", "cat - | ./install.sh --cpu --dry-run"],
+        cwd=clone,
+        input="rest of a script\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "nobody to ask" in done.stdout
