@@ -1,0 +1,248 @@
+"""Single layers in both lowerings against plain NumPy in float64, and where precision changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+
+import onnx
+from sa3_models.errors import BuildFailed
+from sa3_onnx import vocabulary as v
+from sa3_onnx.author import Author, Tensor
+from sa3_onnx.check import check, run_in_pieces
+from sa3_onnx.emulate import emulated
+
+from .twins import layers as twin
+
+LOWERINGS = ("primitives", "operators")
+RNG = np.random.default_rng(0)
+
+
+def run(
+    folder: Path,
+    emit: Callable[[Author, Tensor], Tensor],
+    x: NDArray,
+    *,
+    lowering: str = "primitives",
+    precision: str = "fp32",
+) -> NDArray:
+    """What a graph of one layer gives for x."""
+    path = write(folder, emit, x.shape, lowering=lowering, precision=precision)
+    model = onnx.load(str(path), load_external_data=False)
+    if precision != "fp32":
+        onnx.save_model(emulated(model), str(path))
+    return ort.InferenceSession(str(path)).run(None, {"x": x.astype(np.float32)})[0]
+
+
+def write(
+    folder: Path,
+    emit: Callable[[Author, Tensor], Tensor],
+    shape: tuple[int, ...],
+    *,
+    lowering: str = "primitives",
+    precision: str = "fp32",
+) -> Path:
+    g = Author("layer", precision=precision, lowering=lowering)
+    y = emit(g, g.input("x", "float32", shape))
+    g.output("y", y, "float32", [f"d{i}" for i in range(4)][: len(shape)])
+    path = folder / "layer.onnx"
+    g.save(path)
+    return path
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_rms_norm_with_gain_and_shift(tmp_path: Path, lowering: str) -> None:
+    x = RNG.standard_normal((5, 24)) * 30
+    gain, shift = RNG.standard_normal((2, 24))
+
+    def emit(g: Author, x: Tensor) -> Tensor:
+        return v.rms_norm(g, x, g.constant(gain), eps=1e-5, shift=g.constant(shift))
+
+    want = twin.rms_norm(x, gain, 1e-5) + shift
+    np.testing.assert_allclose(run(tmp_path, emit, x, lowering=lowering), want, atol=2e-6)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_rms_norm_survives_values_whose_squares_overflow(tmp_path: Path, lowering: str) -> None:
+    x = np.full((2, 8), 3000.0)  # squared: 9e6, far above FP16's 65504
+
+    def emit(g: Author, x: Tensor) -> Tensor:
+        return v.rms_norm(g, g.op("Identity", x), g.constant(np.ones(8)), eps=1e-5)
+
+    got = run(tmp_path, emit, x, lowering=lowering, precision="fp16")
+    np.testing.assert_allclose(got, 1, atol=1e-3)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize(("batch", "half"), [(1, 4), (3, 4), (3, 8)])
+def test_rotary_turns_the_first_dims_of_every_chunk(
+    tmp_path: Path, lowering: str, batch: int, half: int
+) -> None:
+    x = RNG.standard_normal((batch, 2, 7, 16))
+    inv_freq = 10_000.0 ** (-np.arange(half) / half)
+    cos, sin = v.rotary_tables(inv_freq, np.arange(7))
+
+    def emit(g: Author, x: Tensor) -> Tensor:
+        tables = [g.constant(table, np.float32) for table in (cos, sin)]
+        return v.rotary(g, x, *tables, half=half, head=16, heads=2 if batch > 1 else 0)
+
+    want = np.stack([twin.rotary(chunk, inv_freq) for chunk in x])
+    np.testing.assert_allclose(run(tmp_path, emit, x, lowering=lowering), want, atol=2e-6)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_attention_with_a_mask_and_several_batches(tmp_path: Path, lowering: str) -> None:
+    x = RNG.standard_normal((3, 2, 6, 8))
+    mask = np.where(RNG.random((6, 6)) < 0.4, -1e4, 0.0)
+    mask[0] = -1e4  # a token that may see nothing: an even mixture, no NaN
+
+    def emit(g: Author, x: Tensor) -> Tensor:
+        return v.attention(g, x, x, g.op("Mul", x, 2.0), mask=g.constant(mask))
+
+    scores = x @ x.swapaxes(-1, -2) + mask
+    want = twin.softmax(scores) @ (2 * x)
+    got = run(tmp_path, emit, x, lowering=lowering)
+    np.testing.assert_allclose(got[:, :, 1:], want[:, :, 1:], atol=5e-6)
+    # −1e4 swallows digits of the scores where everything is hidden: still a mixture
+    np.testing.assert_allclose(got[:, :, 0], want[:, :, 0], atol=2e-2)
+
+
+def test_soft_capped_attention(tmp_path: Path) -> None:
+    x = RNG.standard_normal((1, 2, 6, 8)) * 3
+
+    def emit(g: Author, x: Tensor) -> Tensor:
+        return v.attention(g, x, x, x, softcap=5.0, softmax_fp32=True)
+
+    scores = 5 * np.tanh(x @ x.swapaxes(-1, -2) / 5)
+    np.testing.assert_allclose(run(tmp_path, emit, x), twin.softmax(scores) @ x, atol=2e-5)
+
+
+def test_gated_units_take_the_value_first(tmp_path: Path) -> None:
+    x = RNG.standard_normal((5, 16))
+    value, gate = x[:, :8], x[:, 8:]
+    for name, activation in (("silu", twin.silu), ("gelu_tanh", twin.gelu_tanh)):
+        got = run(tmp_path, lambda g, x, n=name: v.glu(g, x, getattr(v, n)), x)
+        np.testing.assert_allclose(got, value * activation(gate), atol=2e-6)
+
+
+def test_heads_are_split_and_merged(tmp_path: Path) -> None:
+    x = RNG.standard_normal((5, 12))
+    got = run(tmp_path, lambda g, x: v.merge_heads(g, v.split_heads(g, x, 3, 4), 12), x)
+    np.testing.assert_array_equal(got, x.astype(np.float32))
+
+
+def test_rotary_tables_keep_their_digits_at_the_end_of_a_long_clip() -> None:
+    cos, sin = v.rotary_tables(np.array([1.0]), np.array([4159]))
+    assert abs(cos[0, 0, 0] - np.cos(4159.0)) < 6e-8
+    assert abs(sin[0, 0, 0] - np.sin(4159.0)) < 6e-8
+
+
+# -- places -----------------------------------------------------------------------------------
+
+
+def test_an_island_ends_with_the_first_node_outside_of_it(tmp_path: Path) -> None:
+    def emit(g: Author, x: Tensor) -> Tensor:
+        y = g.op("Mul", x, 3.0)
+        with g.fp32():
+            y = g.op("Exp", g.op("Tanh", y))
+        a, b = g.op("Mul", y, 2.0), g.op("Neg", y)  # two users, one cast
+        return g.op("Add", a, b)
+
+    model = onnx.load(str(write(tmp_path, emit, (4,), precision="fp16")))
+    model = onnx.shape_inference.infer_shapes(model)
+    formats = {i.name: i.type.tensor_type.elem_type for i in model.graph.value_info}
+    made = {n.op_type: formats[n.output[0]] for n in model.graph.node if n.output[0] in formats}
+    half, wide = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+    assert (made["Tanh"], made["Exp"]) == (wide, wide)
+    assert (made["Mul"], made["Neg"], made["Add"]) == (half, half, half)
+    assert Counter(n.op_type for n in model.graph.node)["Cast"] == 4  # in, island, out, output
+
+
+def test_a_weight_is_streamed_in_rows_and_rounded_once(tmp_path: Path) -> None:
+    values = RNG.standard_normal((1000, 7))
+    chunks = []
+
+    def rows():
+        for start in range(0, 1000, 300):
+            chunks.append(start)
+            yield values[start : start + 300]
+
+    def emit(g: Author, x: Tensor) -> Tensor:
+        return v.matmul(g, x, g.weight("w", shape=(1000, 7), chunks=rows))
+
+    path = write(tmp_path, emit, (2, 1000), precision="bf16")
+    assert chunks == [0, 300, 600, 900]
+    (stored,) = (t for t in onnx.load(str(path)).graph.initializer if t.name == "w")
+    got = onnx.numpy_helper.to_array(stored)
+    np.testing.assert_array_equal(
+        got.astype(np.float32), values.astype(ml_dtypes.bfloat16).astype(np.float32)
+    )
+
+
+def test_a_weight_of_the_wrong_length_is_refused(tmp_path: Path) -> None:
+    def emit(g: Author, x: Tensor) -> Tensor:
+        return v.matmul(g, x, v.derived(g, "w", (600, 4), lambda: np.ones((599, 4))))
+
+    with pytest.raises(ValueError, match="'w' gave 9584 of 9600 bytes"):
+        write(tmp_path, emit, (2, 600))
+    assert not list(tmp_path.iterdir())
+
+
+# -- checks -----------------------------------------------------------------------------------
+
+
+def chain(g: Author, x: Tensor) -> Tensor:
+    """Eight linear layers with a skip over all of them."""
+    y = x
+    for i in range(8):
+        weight = np.random.default_rng(i).standard_normal((64, 64)) / 8
+        y = g.op("Tanh", v.matmul(g, y, g.weight(f"w{i}", weight)))
+    return g.op("Add", x, y)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_a_graph_in_pieces_gives_what_it_gives_in_one(tmp_path: Path, precision: str) -> None:
+    path = write(tmp_path, chain, (3, 64), precision=precision)
+    model = onnx.load(str(path), load_external_data=False)
+    if precision != "fp32":
+        model = emulated(model)
+    x = {"x": RNG.standard_normal((3, 64)).astype(np.float32)}
+    whole = run_in_pieces(model, path, x)["y"]
+    pieces = run_in_pieces(model, path, x, piece_bytes=20_000)["y"]
+    np.testing.assert_array_equal(whole, pieces)
+    assert [p.name for p in tmp_path.iterdir() if "part" in p.name] == []
+
+
+def test_emulation_rounds_every_result(tmp_path: Path) -> None:
+    """A sum that half precision cannot hold: 2048 + 1 = 2048 in FP16, 256 + 1 = 256 in BF16."""
+
+    def emit(g: Author, x: Tensor) -> Tensor:
+        y = g.op("Add", x, 1.0)
+        return g.op("Sub", y, x)
+
+    for precision, large in (("fp16", 2048.0), ("bf16", 256.0)):
+        got = run(tmp_path, emit, np.full(3, large), precision=precision)
+        np.testing.assert_array_equal(got, 0)
+    np.testing.assert_array_equal(run(tmp_path, emit, np.full(3, 2048.0)), 1)
+
+
+def test_the_check_refuses_what_does_not_run_or_is_not_finite(tmp_path: Path) -> None:
+    good = write(tmp_path, chain, (3, 64))
+    assert check(good).nodes > 8
+    bad = write(tmp_path, lambda g, x: g.op("Log", g.op("Sub", x, x)), (3,))
+    with pytest.raises(BuildFailed, match="not finite"):
+        check(bad)
+    wrong = write(tmp_path, lambda g, x: v.reshape(g, x, 5, 7), (3,))
+    with pytest.raises(BuildFailed, match=r"does not run|not a valid graph"):
+        check(wrong)
+    path = write(tmp_path, chain, (3, 64))
+    path.with_name(f"{path.name}.data").unlink()
+    with pytest.raises(BuildFailed):
+        check(path)
