@@ -14,10 +14,9 @@ from typing import Literal
 
 from sa3_models.catalogue import Model, catalogue
 from sa3_models.errors import ArtefactMissing, RunFailed, UsageError
-from sa3_models.files import sha256_of
 from sa3_models.hub import content_of
 from sa3_models.paths import PUBLISHED, export_dir, sa3_home
-from sa3_models.sidecar import read_sidecar
+from sa3_models.sidecar import Machine, check_content, check_engine, read_sidecar
 from sa3_models.stages import Stage
 from sa3_models.store import complete_group, pulled
 from sa3_models.wants import Want, want_checkpoint, want_engines, want_onnx, want_settings
@@ -210,14 +209,14 @@ def _engine_problem(engine: Path) -> str | None:
     """What is wrong with an engine; None if its record agrees, "" if it has no record."""
     try:
         sidecar = read_sidecar(engine)
+        if sidecar is None:
+            check_content(engine)
+            return ""
+        builder = Machine(sidecar.flavour, sidecar.version, sidecar.targets[0])
+        check_engine(engine, builder, hashed=True)
     except ArtefactMissing as error:
-        return error.what
-    if sidecar is None:
-        return ""
-    size = engine.stat().st_size
-    if size != sidecar.engine_bytes:
-        return f"{size:,} bytes instead of {sidecar.engine_bytes:,}"
-    return None if sha256_of(engine) == sidecar.engine_sha256 else "not the engine of its record"
+        return f"{error.what} ({error.found})"
+    return None
 
 
 def _checkpoint_state(model: Model) -> State:

@@ -224,7 +224,7 @@ def test_verify_reads_engines_with_a_record_of_their_build(sa3, home, hub):
 
     engine = home / "sm_86" / "sa3-sm-music" / "dit_fp16.trt"
     engine.parent.mkdir(parents=True)
-    engine.write_bytes(b"plan" * 100)
+    engine.write_bytes(b"\0plan" * 80)
     record = Sidecar(
         stage="dit", precision="fp16", flavour="tensorrt", version="10.15.1.29",
         compute_capability="sm_86", targets=("sm_86",), profiles=(), inputs=(), outputs=(),
@@ -233,10 +233,10 @@ def test_verify_reads_engines_with_a_record_of_their_build(sa3, home, hub):
     )  # fmt: skip
     write_sidecar(engine, record)
     assert sa3("verify", "small-music")[0] == 0
-    engine.write_bytes(b"plam" * 100)
+    engine.write_bytes(b"\0plam" * 80)
     code, out, _ = sa3("verify", "small-music")
     assert code == 3
-    assert "not the engine of its record" in out
+    assert "not the engine its record describes (another sha256)" in out
 
 
 # -------------------------------------------------------------------------------------------- rm
