@@ -40,7 +40,7 @@ def _synchsafe(size: int) -> bytes:
     return bytes(size >> shift & 127 for shift in (21, 14, 7, 0))
 
 
-def read_tags(path: Path) -> dict[str, str]:
+def read_tags(path: str | Path) -> dict[str, str]:
     """Title, software and comment of a sound file, as far as it has them.
 
     Raises:
@@ -50,6 +50,7 @@ def read_tags(path: Path) -> dict[str, str]:
     from sa3_runtime.audio.reading import opened_for_reading
     from sa3_runtime.audio.wav import is_wav, parse_wav
 
+    path = Path(path)
     with opened_for_reading(path) as file:
         if is_wav(file.read(12)):
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

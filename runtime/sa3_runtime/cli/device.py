@@ -6,11 +6,16 @@ Knows: names, and how to ask the CUDA driver how many GPUs it shows. Doesn't kno
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 from sa3_models.errors import UsageError
 from sa3_runtime.audio.formats import has
 
 __all__ = ["device_name", "visible_gpus"]
+
+# of the kernel driver; the last two are those of WSL and of integrated GPUs
+_NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvgpu")
 
 
 def device_name(wanted: str | None) -> str:
@@ -45,6 +50,8 @@ def visible_gpus() -> int:
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1") or not has("cuda-bindings"):
         return 0
+    if sys.platform == "linux" and not any(Path(node).exists() for node in _NODES):
+        return 0  # spares a machine without a GPU the import
     from cuda.bindings import driver
 
     try:

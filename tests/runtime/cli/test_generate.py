@@ -579,3 +579,61 @@ def test_a_person_is_asked_only_on_a_terminal_with_nothing_else_given(sa3, monke
     assert asked == ["Model", "Prompt"]
     assert ran.code == 3  # the second model of the catalogue is not on this machine
     assert "sa3 pull small-music" in ran.err
+
+
+# -- around it -------------------------------------------------------------------------------
+
+
+def test_bare_names_land_in_the_output_folder_of_the_project():
+    from sa3_runtime.cli.targets import output_folder
+
+    assert output_folder(None) == Path(__file__).parents[3] / "output"
+    assert output_folder("there") == Path("there")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name"),
+    [("cpu", "cpu"), ("CUDA", "cuda"), ("gpu", "cuda"), ("1", "cuda:1"), ("cuda:2", "cuda:2")],
+)
+def test_devices_are_spelt_in_several_ways(wanted, name):
+    from sa3_runtime.cli.device import device_name
+
+    assert device_name(wanted) == name
+
+
+@pytest.mark.parametrize("visible", ["", "-1"])
+def test_hidden_gpus_are_not_chosen(monkeypatch, visible):
+    """CASES 29: an empty CUDA_VISIBLE_DEVICES means the CPU."""
+    from sa3_runtime.cli.device import device_name
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert device_name(None) == "cpu"
+
+
+def test_bench_times_every_length(sa3, stub):
+    (found,) = sa3("bench", "-m", stub, "--seconds", "0.5,1", "--repeat", 1, "--json").objects
+    assert [row["seconds"] for row in found["rows"]] == [0.5, 1.0]
+    assert all(0 < row["median"] < 60 for row in found["rows"])
+    assert found["peak_rss_bytes"] > 1e7
+    assert len(sa3("bench", "-m", stub, "--seconds", "0.5", "--repeat", 1).out.splitlines()) == 3
+    assert sa3("bench", "-m", stub, "--seconds", "a").code == 2
+    assert "too long" in sa3("bench", "-m", stub, "--seconds", "500").err
+
+
+def test_inspect_hands_graphs_on(sa3, stub):
+    graph = stub / "onnx" / "dec_fp32_chunkable_limiter.onnx"
+    text = sa3("inspect", graph).out
+    assert "latent" in text
+    assert "pcm" in text
+    assert sa3("inspect", graph, "--json").objects
+    ran = sa3("inspect", graph, "--spectrogram")
+    assert ran.code == 2
+    assert "--spectrogram is for clips" in ran.err
+    assert sa3("inspect", stub / "nothing").code == 2
+
+
+def test_inspect_refuses_flags_a_clip_has_not(clip, sa3):
+    path = clip("x").paths[0]
+    ran = sa3("inspect", path, "--nonsense")
+    assert ran.code == 2
+    assert "there is no option --nonsense for a clip" in ran.err
