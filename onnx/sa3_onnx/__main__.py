@@ -21,11 +21,12 @@ def main() -> None:
 
 
 main.add_command(cli.export)
+main.add_command(cli.compare)
 
 
 if __name__ == "__main__":
     try:
-        main.main(standalone_mode=False)
+        sys.exit(main.main(standalone_mode=False) or 0)
     except Sa3Error as error:
         click.echo(f"sa3: {error}", err=True)
         sys.exit(error.exit_code)
