@@ -265,7 +265,7 @@ room_for() {
     [[ $CUDA == none ]] || need=$((need + 4500))
     case $FLAVOUR in
         tensorrt) need=$((need + 6000)) ;;
-        tensorrt-rtx) need=$((need + 1500)) ;;
+        tensorrt-rtx) need=$((need + 800)) ;;
     esac
     printf '%s' "$need"
 }
@@ -326,7 +326,8 @@ decide_all() {
         CUDA=none FLAVOUR=none
         case $was in *cu12*) CUDA=cu12 ;; *cu13*) CUDA=cu13 ;; esac
         case $was in *tensorrt-rtx*) FLAVOUR=tensorrt-rtx ;; *tensorrt*) FLAVOUR=tensorrt ;; esac
-        [[ $was == none ]] || WHY='as it is installed'
+        WHY='as it is installed'
+        [[ $was != none ]] || WHY='--keep: the core; without it the GPU is looked at too'
     fi
     if [[ $GPU_COUNT -gt 0 ]]; then
         note="$GPU_NAME, compute capability ${GPU_CC:-unknown}, driver $DRIVER"
@@ -454,6 +455,10 @@ make_venv() {
     fi
 }
 
+venv_has_pip() { # an environment that uv made has none
+    venv_python -m pip --version >/dev/null 2>&1 || venv_python -m ensurepip >/dev/null 2>&1
+}
+
 # get_packages FILE: the pins in FILE, by uv, else by pip.
 get_packages() {
     local extra=() from=()
@@ -469,7 +474,7 @@ get_packages() {
         say '  uv could not get the packages: trying pip'
     fi
     [[ $offline == no || ${#from[@]} -gt 0 ]] || return 1
-    venv_python -m pip --version >/dev/null 2>&1 || venv_python -m ensurepip >/dev/null 2>&1 || return 1
+    venv_has_pip || return 1
     local how=(-m pip install --no-input --disable-pip-version-check --force-reinstall --no-deps)
     [[ -t 2 && $quiet == no ]] || how+=(--quiet)
     venv_python "${how[@]}" ${extra[@]+"${extra[@]}"} ${from[@]+"${from[@]}"} -r "$1" >&2
@@ -536,7 +541,7 @@ drop_other_runtime() {
     venv_python -I -c 'import sys; from importlib.metadata import version; version(sys.argv[1])' "$other" 2>/dev/null || return 0
     if [[ -n $UV ]]; then
         "$UV" pip uninstall --quiet --python "$VENV/bin/python" "$other" >&2
-    else
+    elif venv_has_pip; then
         venv_python -m pip uninstall --quiet --yes "$other" >&2
     fi
     # what they shared is gone with it: the one that stays is installed anew

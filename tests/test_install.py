@@ -94,6 +94,24 @@ def run(clone: Path, *flags: str, script: str = "install.sh", **options):
     )
 
 
+def on_terminal(clone: Path, answer: str, *, env: dict[str, str]) -> tuple[int, str]:
+    """`install.sh --cpu` on a pseudo-terminal, with one line typed: (exit code, what it showed)."""
+    import pty
+
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(clone / "install.sh", ["install.sh", "--cpu"], os.environ | env)
+    os.write(terminal, f"{answer}\n".encode())
+    shown = b""
+    try:
+        while block := os.read(terminal, 4096):
+            shown += block
+    except OSError:
+        pass  # the other end is gone
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
+
+
 @pytest.fixture
 def no_vendor() -> dict[str, str]:
     """NVIDIA's index at a closed port."""
@@ -128,6 +146,13 @@ def test_a_fresh_cpu_installation_works_is_small_and_is_quick_the_second_time(cl
     assert repaired.returncode == 0, repaired.stderr
     assert "installing 2 packages" in repaired.stderr
     assert (site / "click" / "core.py").exists()
+
+    # on a terminal it asks which models; the exit code of a pull that fails is its own
+    code, shown = on_terminal(clone, "5", env=no_vendor)
+    assert (code, "Which models?" in shown) == (0, True), shown
+    code, shown = on_terminal(clone, "1", env=no_vendor | {"HF_HUB_OFFLINE": "1"})
+    assert code == 3, shown
+    assert "offline" in shown
 
     # the GPU's packages are wanted, and the vendor's index is not there: it stops and says so
     smi = clone.parent / "bin" / "nvidia-smi"
@@ -211,3 +236,64 @@ def test_a_piped_installer_asks_nothing(clone, no_vendor):
     )
     assert done.returncode == 0
     assert "nobody to ask" in done.stdout
+
+
+# --------------------------------------------------------------------------------------- bootstrap
+
+
+def bootstrap(folder: Path, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Pipe bootstrap.sh into bash in an empty folder, as `curl … | bash -s -- FLAGS` does."""
+    return subprocess.run(
+        ["bash", "-s", "--", *flags],
+        cwd=folder,
+        env=os.environ | env,
+        input=(ROOT / "bootstrap.sh").read_text(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("way", ["git", "archive"])
+def test_bootstrap_fetches_the_project_and_passes_its_flags_on(way, clone, tmp_path):
+    """CASES 32: the question is not read from the pipe that the script came through."""
+    source = tmp_path / "source.tar.gz"
+    if way == "git":
+        source = clone
+        for command in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-qm", "x"]):
+            who = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
+            subprocess.run(["git", *who, *command], cwd=clone, check=True)
+    else:
+        subprocess.run(["tar", "-czf", source, "-C", clone.parent, clone.name], check=True)
+    folder = tmp_path / "some where"
+    folder.mkdir()
+    done = bootstrap(folder, "--cpu", "--dry-run", SA3_SOURCE=source.as_uri())
+    assert done.returncode == 0, done.stderr
+    assert "packages  core – --cpu" in done.stdout
+    assert (folder / "sa3-trt" / "sa3").exists()
+    assert [path.name for path in folder.iterdir()] == ["sa3-trt"]
+    again = bootstrap(folder, "--cpu", "--dry-run")
+    assert again.returncode == 0
+    assert "there already" in again.stderr
+
+
+def test_bootstrap_leaves_nothing_behind_when_the_source_is_wrong(tmp_path):
+    done = bootstrap(tmp_path, SA3_SOURCE="file:///nowhere/x.tar.gz")
+    assert done.returncode != 0
+    assert not (tmp_path / "sa3-trt").exists()
+    assert bootstrap(tmp_path).returncode == 2
+
+
+def test_a_script_cut_off_in_the_pipe_does_nothing(tmp_path):
+    text = (ROOT / "bootstrap.sh").read_text()
+    done = subprocess.run(
+        ["bash", "-s"],
+        cwd=tmp_path,
+        input=text[: text.index('main "$@"')],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not list(tmp_path.iterdir())
