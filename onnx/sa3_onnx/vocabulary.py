@@ -162,10 +162,14 @@ def rms_norm(
 
     gamma and shift broadcast against x. The result is float32 with the primitive lowering (the
     next node outside casts it back); with operators it has this place's type, and the kernel
-    keeps its statistics in float32 (stash_type).
+    keeps its statistics in float32 (stash_type). A gamma of several axes is multiplied
+    afterwards there: ONNX Runtime's CUDA kernel reads such a scale wrongly.
     """
     if g.lowering == "operators":
-        y = g.op("RMSNormalization", x, gamma, axis=-1, epsilon=eps, stash_type=1)
+        several = gamma.shape is not None and len(gamma.shape) > 1
+        scale = g.constant(np.ones(gamma.shape[-1])) if several else gamma
+        y = g.op("RMSNormalization", x, scale, axis=-1, epsilon=eps, stash_type=1)
+        y = g.op("Mul", y, gamma) if several else y
         return y if shift is None else g.op("Add", y, shift)
     with g.fp32():
         mean = g.op("ReduceMean", g.op("Mul", x, x), g.ints(-1), keepdims=1)
