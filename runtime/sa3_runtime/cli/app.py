@@ -69,6 +69,12 @@ _EXTRAS = {  # what to install when a verb's module asks for a package that is n
     "sa3_runtime": "pip install 'sa3-trt[audio]'",
 }
 _GROUP_FLAGS = ("--help", "-h", "--version")
+# what other tools call a verb of ours
+_ELSEWHERE = {
+    "run": "generate", "download": "pull", "get": "pull", "ls": "list", "models": "list",
+    "info": "show", "remove": "rm", "delete": "rm", "convert": "export", "benchmark": "bench",
+    "check": "doctor", "env": "doctor", "settings": "config",
+}  # fmt: skip
 
 
 class Verbs(click.Group):
@@ -94,7 +100,7 @@ class Verbs(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put `generate` in front unless there is a verb or a flag of the group itself."""
-        args = list(args)
+        args = _spelt_out(args)
         known = bool(args) and (args[0] in VERBS or args[0] in _GROUP_FLAGS)
         if not known and (args or not ctx.resilient_parsing):
             if not ctx.resilient_parsing:
@@ -151,6 +157,15 @@ def sa3() -> None:
     """The group itself does nothing; `Verbs` runs what is asked for."""
 
 
+def _spelt_out(args: Sequence[str]) -> list[str]:
+    """`help`, `help VERB` and `version` as the flags they mean."""
+    if list(args) in (["help"], ["version"]):
+        return [f"--{args[0]}"]
+    if len(args) == 2 and args[0] == "help" and args[1] in VERBS:
+        return [args[1], "--help"]
+    return list(args)
+
+
 def load(name: str, verb: Verb) -> click.Command:
     """Import a verb's command.
 
@@ -189,10 +204,12 @@ def _refuse_misspelt_verb(args: Sequence[str]) -> None:
     if not word.isalpha() or not word.islower():
         return
     near = difflib.get_close_matches(word, VERBS, n=1, cutoff=0.8)
-    if near:
+    near = [verb for verb in near if verb[0] == word[0] and abs(len(verb) - len(word)) < 2]
+    meant = _ELSEWHERE.get(word) or (near[0] if near else None)
+    if meant:
         raise UsageError(
             f"there is no verb {word}",
-            hint=f'did you mean {near[0]}? To make a clip of it: sa3 generate "{word}"',
+            hint=f'did you mean {meant}? To make a clip of it: sa3 generate "{word}"',
         )
 
 

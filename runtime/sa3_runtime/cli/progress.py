@@ -6,6 +6,7 @@ mean to people. Doesn't know: how a stage is run.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from types import TracebackType
@@ -66,7 +67,8 @@ class Progress:
         if 0 < event.done < total:
             left = (now - self._began) / event.done * (total - event.done)
             line += f"  {duration(left)} left"
-        sys.stderr.write(_CLEAR + plain(line, sys.stderr))
+        width = shutil.get_terminal_size().columns - 1  # a line that wraps cannot be wiped
+        sys.stderr.write(_CLEAR + plain(line, sys.stderr)[:width])
         sys.stderr.flush()
 
     def clear(self) -> None:

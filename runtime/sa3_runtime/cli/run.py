@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sa3_models.errors import UsageError
+from sa3_models.geometry import SAMPLE_RATE, samples_for
 from sa3_runtime.settings import Value, gather
 from sa3_runtime.view import View, duration
 
 if TYPE_CHECKING:
     from sa3_models.catalogue import Model
+    from sa3_runtime.audio import AudioIn
     from sa3_runtime.cli.record import Record
     from sa3_runtime.cli.targets import Target
     from sa3_runtime.request import Clip, Limits, Request
@@ -35,6 +37,7 @@ class Run:
 
     def __init__(self, view: View, words: Sequence[str], given: Mapping[str, Any]) -> None:
         self.view, self.words, self.given = view, words, given
+        self.source: AudioIn | None = None
         flags = {name: given[name] for name in (*_SETTINGS, "offline")}
         self.settings: dict[str, Value] = gather({**flags, "format": given["form"]})
         if given["models_dir"]:
@@ -53,6 +56,8 @@ class Run:
         record = self._record()
         if record and self.settings["model"].source != "flag":
             model = resolve(record.model_word)
+            if model.name != record.model:
+                self.view.warn(f"the model has changed since: {record.model}, now {model.name}")
         else:
             model = resolve(self.setting("model"))
         if model.kind != "generator":
@@ -97,12 +102,24 @@ class Run:
         _check_names(requests[0])
         length = None
         if requests[0].init_audio is not None:
-            from sa3_models.geometry import SAMPLE_RATE
-            from sa3_runtime.audio import read
-
-            source = read(requests[0].init_audio, seconds=limits.max_seconds + 1)
-            length = min(source.samples.shape[1] / SAMPLE_RATE, limits.max_seconds)
+            self.source = self._read(requests[0], limits)
+            length = min(self.source.samples.shape[1] / SAMPLE_RATE, limits.max_seconds)
         return [request.resolve(limits, source_seconds=length) for request in requests]
+
+    def _read(self, request: Request, limits: Limits) -> AudioIn:
+        """The init audio, which all clips share; a second more than can be used shows what is cut.
+
+        Raises:
+            UsageError: it cannot be read, or there is nothing in it to take the length from.
+        """
+        from sa3_runtime.audio import read
+
+        source = read(request.init_audio or "", seconds=limits.max_seconds + 1)
+        if not source.samples.size and request.seconds is None:
+            raise UsageError(
+                "the init audio holds no samples", found=request.init_audio, hint="give --seconds"
+            )
+        return source
 
     def _base(self) -> Request:
         """A request with what settings other than flags say."""
@@ -117,7 +134,6 @@ class Run:
 
     def _targets(self, model: Model, requests: list[Request]) -> list[Target]:
         """Where the clips go, checked: writable, enough space, nothing overwritten."""
-        from sa3_models.geometry import samples_for
         from sa3_runtime.audio.writing import check_tags
         from sa3_runtime.cli.record import record_of, tags_of
         from sa3_runtime.cli.targets import STDOUT, check, default_name, output_folder, targets
@@ -135,11 +151,12 @@ class Run:
             form = self.setting("format")
         folder = output_folder(self.setting("output"))
         chosen = targets(out, form, names, folder, force=self.given["force"])
+        needed = 0
         for target, request in zip(chosen, requests, strict=True):
             check_tags(target.encoding, tags_of(record_of(model, request, None)))
             if target.path is None:
                 continue
-            needed = 2 * samples_for(request.seconds or 0) * target.encoding.bytes_per_sample
+            needed += 2 * samples_for(request.seconds or 0) * target.encoding.bytes_per_sample
             picture = target.path.with_suffix(".png")
             if self.given["spectrogram"] and picture.exists() and not self.given["force"]:
                 raise UsageError("the picture exists already", found=str(picture), hint="--force")
@@ -197,7 +214,10 @@ class Run:
             with session:
                 for number, (request, target) in enumerate(zip(requests, targets, strict=True), 1):
                     progress.title = f"{number}/{len(requests)} " if len(requests) > 1 else ""
-                    clip = session.render(request)
+                    samples = self.source.samples if self.source else None
+                    clip = session.render(request, source=samples)
+                    if self.source:
+                        clip = replace(clip, notes=(*self.source.notes, *clip.notes))
                     progress.clear()
                     self._tell(clip, told)
                     self._deliver(model, clip, target)

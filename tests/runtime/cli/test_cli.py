@@ -95,6 +95,8 @@ def test_defaults_on_the_help_page_are_those_of_a_request(sa3):
         (["x", "--steps"], "requires an argument"),
         (["genrate", "x"], "there is no verb genrate – did you mean generate?"),
         (["biuld"], "did you mean build?"),
+        (["download", "medium"], "did you mean pull?"),
+        (["ls"], "did you mean list?"),
         (["a", "warm", "pad"], 'the prompt needs quotes: a warm pad – sa3 "a warm pad"'),
         ([], "there is no prompt"),
         (["--seconds", "3"], "there is no prompt"),
@@ -208,6 +210,18 @@ def test_the_verb_may_be_left_out(sa3, stub):
     flags = sa3("--json", "-m", stub, "--prompt", "x", "--seconds", 0.1, "--seed", 1)
     hashes = {ran.objects[0]["pcm_sha256"] for ran in (by_word, bare, flags)}
     assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("word", ["rain", "shower", "bell", "pulse", "explosion", "Build"])
+def test_words_that_merely_look_like_verbs_are_prompts(sa3, stub, word):
+    ran = sa3(word, "-m", stub, "--seconds", 0.1, "--dry-run", "--json")
+    assert ran.objects[0]["request"]["prompt"] == word
+
+
+def test_help_and_version_without_dashes(sa3):
+    assert sa3("help").out == sa3("--help").out
+    assert sa3("help", "batch").out == sa3("batch", "--help").out
+    assert sa3("version").out == sa3("--version").out
 
 
 def test_a_prompt_after_two_dashes_may_be_anything(sa3, stub):

@@ -128,6 +128,17 @@ def test_from_checks_its_source(clip, sa3, tone, stub):
     assert "is gone" in sa3("--from", path).err
 
 
+def test_from_tells_that_the_model_has_changed(make_stub, sa3, own_place):
+    model = make_stub(own_place / "mine")
+    path = sa3("x", "-m", model, "--seconds", 0.2).paths[0]
+    config = json.loads((model / "model_config.json").read_text())
+    config["sample_size"] += 44_100
+    (model / "model_config.json").write_text(json.dumps(config))
+    ran = sa3("--from", path)
+    assert ran.code == 0
+    assert "warning: the model has changed since: mine-" in ran.err
+
+
 def test_from_refuses_what_holds_no_request(sa3, tone, own_place):
     assert "no request in the tags" in sa3("--from", tone).err
     assert "no such sound file" in sa3("--from", own_place / "nothing.wav").err
@@ -307,6 +318,31 @@ def test_the_source_sets_the_length_and_what_was_done_is_told_once(sa3, stub, ow
     assert told == [
         "take.wav (24-bit): mono copied to both channels, resampled from 48,000 Hz to 44,100 Hz"
     ]
+
+
+def test_the_source_is_read_once_for_all_clips(sa3, stub, tone, monkeypatch):
+    from sa3_runtime.audio import reading
+
+    calls = []
+    monkeypatch.setattr(
+        reading,
+        "_load",
+        lambda path, *rest, load=reading._load: calls.append(path) or load(path, *rest),
+    )
+    ran = sa3("x", "-m", stub, "--init-audio", tone, "--seeds", "1-3", "--json")
+    assert len(ran.objects) == 3
+    assert len(calls) == 1
+
+
+def test_a_source_without_samples_needs_a_length(sa3, stub, own_place):
+    """CASES 25: 0 frames."""
+    (own_place / "empty.wav").write_bytes(wav_bytes(np.zeros((0, 2), np.int16), RATE))
+    ran = sa3("x", "-m", stub, "--init-audio", "empty.wav")
+    assert ran.code == 2
+    assert "the init audio holds no samples: empty.wav – give --seconds" in ran.err
+    assert sa3("x", "-m", stub, "--init-audio", "empty.wav", "--seconds", 0.5).code == 0
+    (own_place / "one.wav").write_bytes(wav_bytes(np.ones((1, 2), np.int16), RATE))
+    assert sa3("x", "-m", stub, "--init-audio", "one.wav", "--json").objects[0]["samples"] == 1
 
 
 def test_inpainting_keeps_the_rest_and_continuation_goes_on(sa3, stub, tone):

@@ -1,0 +1,51 @@
+"""The command line with the real graphs of the tiny checkpoints, exported on first use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sa3_runtime import audio
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def run(sa3, tiny, home, monkeypatch):
+    monkeypatch.setenv("SA3_HOME", str(home))
+    return lambda *words: sa3("generate", "--model", tiny, *words)
+
+
+def test_three_seconds_twice_and_repeated(run, sa3):
+    words = ["--prompt", "x", "--seconds", 3, "--seed", 7, "--json"]
+    (first,) = run(*words).objects
+    (second,) = run(*words).objects
+    assert first["samples"] == 132_300
+    assert audio.read(first["path"]).samples.shape == (2, 132_300)
+    assert Path(first["path"]).read_bytes() == Path(second["path"]).read_bytes()
+    again = sa3("--from", first["path"], "-o", "again.wav").paths[0]
+    assert again.read_bytes() == Path(first["path"]).read_bytes()
+
+
+def test_every_mode_from_one_command_line(run):
+    (source,) = run("--prompt", "x", "--seconds", 2, "--seed", 1).paths
+    modes = (
+        ["--init-audio", source, "--init-noise-level", 0.6],
+        ["--init-audio", source, "--inpaint", "0.5:1"],
+        ["--init-audio", source, "--inpaint", "2:3"],
+        ["--seconds", 2, "--cfg", 3],
+        ["--seconds", 2, "--cfg", 3, "--negative-prompt", "y", "--apg", 0.5],
+        ["--seconds", 2, "--headroom", 6],
+        ["--seconds", 2, "--sampler", "dpmpp", "--schedule", "flux"],
+    )
+    hashes = set()
+    for words in modes:
+        ran = run("--prompt", "x", "--seed", 1, "--json", *words)
+        assert ran.code == 0, (words, ran.err)
+        hashes.add(ran.objects[0]["pcm_sha256"])
+        assert ran.objects[0]["seconds"] == (3.0 if "2:3" in words else 2.0)
+    assert len(hashes) == len(modes)
