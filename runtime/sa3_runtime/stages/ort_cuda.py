@@ -8,6 +8,8 @@ its runs can be captured into the graph of a whole render.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import sys
 import weakref
 from collections.abc import Iterable, Mapping
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["OrtCudaStage"]
 
 PROVIDER = "CUDAExecutionProvider"
+_CUDART = "libcudart.so.13"  # what the provider is linked with
 _FATAL_ONLY = 4  # ONNX Runtime log severity
 _MEMORY_SIGNS = ("out of memory", "failed to allocate", "bfcarena")
 _BFLOAT16 = 16  # ONNX's number for a type NumPy hasn't
@@ -171,6 +174,7 @@ class OrtCall:
         try:
             self._session.run_with_iobinding(binding, self._options)
         except Exception as error:
+            _forget_cuda_error()
             raise _explained(f"{self._name} failed", error) from error
 
 
@@ -199,6 +203,12 @@ def _runtime() -> Any:
         with contextlib.redirect_stdout(sys.stderr):
             ort.preload_dlls()
     return ort
+
+
+def _forget_cuda_error() -> None:
+    """Clear the CUDA runtime's memory of the last error, or the next run would report it again."""
+    with contextlib.suppress(OSError):  # another CUDA version under another name
+        ctypes.CDLL(_CUDART, mode=os.RTLD_NOLOAD | os.RTLD_NOW).cudaGetLastError()
 
 
 def _explained(what: str, error: Exception) -> RunFailed:

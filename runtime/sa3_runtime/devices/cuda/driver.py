@@ -350,15 +350,15 @@ class CudaDriver:
         return float(check(elapsed, "reading an event")) / 1e3
 
     def close(self) -> None:
-        """Give stream and kernels back."""
+        """Give the kernels back."""
         if self.context is None:
             return
         self.make_current()
         self.synchronize()
         if self._module is not None:
             check(self.cu.cuModuleUnload(self._module), "unloading the kernels")
-        check(self.cu.cuStreamDestroy(self.stream_handle), "destroying the stream")
-        # the primary context stays: ONNX Runtime and TensorRT keep handles in it until the end
+        # context and stream stay until the process ends: sessions of ONNX Runtime use them in their
+        # destructors, and a traceback may keep one for longer than this
         self.context = None
 
 
