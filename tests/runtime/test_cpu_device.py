@@ -178,6 +178,28 @@ def test_stages_are_loaded_on_first_use_and_freed_after_their_last(stub: Path) -
     assert not keeping._loaded
 
 
+def test_buffers_are_given_back_when_nothing_needs_them_any_more(
+    stub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CASES 41: what a length costs while sampling doesn't burden decoding."""
+    from sa3_runtime import Request, load
+    from sa3_runtime.devices import cpu
+
+    alive = {}
+    execute = cpu._execute
+
+    def watched(step: Step, buffers: Arrays) -> None:
+        alive.setdefault(type(step).__name__, set(buffers))
+        execute(step, buffers)
+
+    monkeypatch.setattr(cpu, "_execute", watched)
+    with load(stub) as session:
+        _, planned, _ = session.plan(Request("x", seconds=60, cfg=3.0))
+        session.device.run(planned.plan, planned.inputs)
+    assert {"local.0", "context_k.0", "velocity", "x"} <= alive["Guide"]
+    assert not {"local.0", "context_k.0", "velocity", "noise", "t5_hidden"} & alive["Narrow"]
+
+
 def test_a_stage_without_a_file_is_named() -> None:
     plan, inputs = _text_plan()
     with pytest.raises(ArtefactMissing, match="t5gemma"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,7 +128,9 @@ class CpuDevice:
             observe: called after every step with all buffers; must not keep references.
         """
         buffers = _allocate(plan, inputs)
-        last_use = {s.stage: i for i, s in enumerate(plan.steps) if isinstance(s, RunStage)}
+        last_run = {s.stage: i for i, s in enumerate(plan.steps) if isinstance(s, RunStage)}
+        # an observer may look at every buffer at any time
+        dying = {} if observe else _last_uses(plan)
         total = Counter(step.stage for step in plan.steps if isinstance(step, RunStage))
         done: Counter[str] = Counter()
         seconds: dict[str, float] = {}
@@ -148,7 +151,7 @@ class CpuDevice:
                     {port: buffers[name] for port, name in step.inputs},
                     {port: buffers[name] for port, name in step.outputs},
                 )
-                if self._free_models and last_use[stage] == index:
+                if self._free_models and last_run[stage] == index:
                     self._loaded.pop(stage).close()
                 seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start
                 done[stage] += 1
@@ -157,6 +160,8 @@ class CpuDevice:
                 buffers[step.out][...] = noise(step.draw)
             else:
                 _execute(step, buffers)
+            for name in dying.get(index, ()):
+                del buffers[name]
             if observe is not None:
                 observe(step, buffers)
         seconds["total"] = time.perf_counter() - begin
@@ -183,6 +188,23 @@ def _allocate(plan: Plan, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
         else:
             buffers[buffer.name] = np.empty(buffer.shape, buffer.dtype)
     return buffers
+
+
+def _last_uses(plan: Plan) -> dict[int, list[str]]:
+    """Work buffers by the index of the last step that touches them: what a clip's length costs
+    while sampling is given back before decoding.
+    """
+    work = {buffer.name for buffer in plan.of_kind("work")}
+    last = {}
+    for index, step in enumerate(plan.steps):
+        for entry in fields(step):
+            value = getattr(step, entry.name)
+            pairs = value if isinstance(value, tuple) else ((None, value),)
+            last.update({name: index for _, name in pairs if name in work})
+    dying: dict[int, list[str]] = {}
+    for name, index in last.items():
+        dying.setdefault(index, []).append(name)
+    return dying
 
 
 def _execute(step: Step, buffers: Arrays) -> None:

@@ -1,0 +1,129 @@
+"""Which files make a model, and how they come to be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import onnx
+from onnx import helper
+from sa3_models import catalogue
+from sa3_models.checkpoint import Checkpoint
+from sa3_models.config import read_model_config
+from sa3_models.errors import ArtefactMissing, BuildFailed
+from sa3_models.stages import Stage
+from sa3_runtime import load
+from sa3_runtime.bundle import Bundle, find_bundle
+
+
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SA3_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def _environment(home: Path) -> dict[str, str]:
+    return {**os.environ, "SA3_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def test_two_processes_that_need_the_same_exports_do_not_collide(
+    data: Path, tmp_path: Path
+) -> None:
+    code = (
+        "import sys, zlib, sa3_runtime as sa3\n"
+        "with sa3.load(sys.argv[1], threads=1) as m:\n"
+        "    print(zlib.crc32(m.generate('x', seconds=0.5, seed=1).pcm.tobytes()))"
+    )
+    command = [sys.executable, "-c", code, str(data / "tiny-music")]
+    environment = _environment(tmp_path / "home")
+    started = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    answers = {process.communicate(timeout=120)[0] for process in started}
+    assert [process.returncode for process in started] == [0, 0]
+    assert len(answers) == 1
+
+
+def test_an_export_of_another_checkpoint_does_not_count(
+    stub: Path, data: Path, own_home: Path, tmp_path: Path
+) -> None:
+    """A catalogue name stays when its checkpoint is pulled again or trained on."""
+    directory = tmp_path / "checkpoint"
+    shutil.copytree(data / "tiny-music", directory)
+    model = replace(catalogue.resolve("small-music"), directory=directory)
+    exported = own_home / "onnx" / "small-music" / "t5gemma" / "t5gemma_fp32.onnx"
+    exported.parent.mkdir(parents=True)
+    graph = onnx.load(stub / "onnx" / "t5gemma_fp32.onnx")
+
+    def found(checkpoint: str | None) -> Path | None:
+        del graph.metadata_props[:]
+        if checkpoint:
+            helper.set_model_props(graph, {"checkpoint": checkpoint})
+        onnx.save(graph, exported)
+        bundle = Bundle(model, read_model_config(directory))
+        return bundle.onnx_file(Stage.TEXT, "fp32")
+
+    assert found(Checkpoint(directory).fingerprint) == exported
+    assert found("of another one") is None
+    assert found(None) == exported
+    (directory / "model.safetensors").unlink()
+    assert found("whose weights were deleted since") == exported
+
+
+def test_a_changed_checkpoint_directory_is_exported_anew(
+    data: Path, own_home: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "Prüfstand 音 (1)"
+    shutil.copytree(data / "tiny-music", directory)
+    with load(directory, threads=1) as session:
+        first = session.generate("x", seconds=0.5, seed=1)
+    tensors = load_file(directory / "model.safetensors")
+    name = "model.model.transformer.project_out.weight"
+    tensors[name] = tensors[name] * np.array(0.5, tensors[name].dtype)
+    save_file(tensors, directory / "model.safetensors")
+    with load(directory, threads=1) as session:
+        second = session.generate("x", seconds=0.5, seed=1)
+    assert first.model != second.model
+    assert np.abs(first.latents - second.latents).max() > 1e-3
+
+
+def test_weights_that_are_not_numbers_are_named(data: Path, own_home: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "broken"
+    shutil.copytree(data / "tiny-music", directory)
+    tensors = load_file(directory / "model.safetensors")
+    name = "model.model.transformer.project_out.weight"
+    tensors[name] = tensors[name].copy()
+    tensors[name][3, 3] = np.nan
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(BuildFailed, match=r"could not be exported.*project_out\.weight") as failed:
+        load(directory)
+    assert failed.value.exit_code == 5
+
+
+def test_a_pulled_name_without_a_checkpoint_says_how_to_get_it(own_home: Path) -> None:
+    with pytest.raises(ArtefactMissing, match=r"\./sa3 pull small-music") as missing:
+        load("sm-music")
+    assert missing.value.exit_code == 3
+
+
+def test_half_precision_files_are_told_apart_from_the_cpus(
+    make_stub: Callable[..., Path], tmp_path: Path
+) -> None:
+    """CASES 22: files for GPUs beside the CPU's own are never taken for them."""
+    directory = make_stub(tmp_path / "stub")
+    onnx_dir = directory / "onnx"
+    shutil.copy(onnx_dir / "t5gemma_fp32.onnx", onnx_dir / "t5gemma_fp16_ort.onnx")
+    bundle = find_bundle(directory)
+    assert bundle.onnx_file(Stage.TEXT, "fp16") == onnx_dir / "t5gemma_fp16_ort.onnx"
+    assert bundle.onnx_file(Stage.TEXT, "fp16", "primitives") is None
+    assert bundle.onnx_file(Stage.TEXT, "fp32") == onnx_dir / "t5gemma_fp32.onnx"
