@@ -175,7 +175,7 @@ class Hub:
                     raise RunFailed(
                         f"{what} of {repo} could not be fetched in {tries} attempts",
                         found=trouble.what,
-                        hint="run the same command later: it goes on where it stopped",
+                        hint=trouble.hint,
                     ) from error
                 backoff = self.patience / 30 * 2**failed
                 time.sleep(min(max(backoff, trouble.after), _BACKOFF_MAX))

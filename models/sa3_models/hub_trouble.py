@@ -15,11 +15,12 @@ __all__ = ["Again", "disk_trouble", "explain"]
 
 
 class Again(Exception):
-    """Worth another attempt. `after`: seconds the server asked to wait."""
+    """Worth another attempt. after: seconds the server asked to wait. hint: if none helps."""
 
-    def __init__(self, what: str, after: float = 0.0) -> None:
+    def __init__(self, what: str, *, after: float = 0.0, hint: str = "") -> None:
         super().__init__(what)
         self.what, self.after = what, after
+        self.hint = hint or "run the same command later: it goes on where it stopped"
 
 
 def explain(error: Exception, repo: str, what: str) -> Exception:
@@ -73,7 +74,8 @@ def explain(error: Exception, repo: str, what: str) -> Exception:
     if status in (408, 429) or status >= 500:
         after = response.headers.get("Retry-After", "") if response is not None else ""
         reason = "limits requests" if status == 429 else "has trouble"
-        return Again(f"the hub {reason} ({status})", float(after) if after.isdigit() else 0.0)
+        wait = float(after) if after.isdigit() else 0.0
+        return Again(f"the hub {reason} ({status})", after=wait)
     if isinstance(error, httpx2.ProxyError):
         return RunFailed(
             "the proxy does not let us through",
@@ -89,7 +91,13 @@ def explain(error: Exception, repo: str, what: str) -> Exception:
     if isinstance(error, httpx2.TimeoutException):
         return Again("no data came for too long")
     if isinstance(error, httpx2.ConnectError):
-        return Again(f"{_host(constants.ENDPOINT)} cannot be reached: {_plain(str(error))}")
+        host = _host(constants.ENDPOINT)
+        if proxy := _proxy(constants.ENDPOINT):
+            return Again(
+                f"{host} cannot be reached through the proxy {proxy}: {_plain(str(error))}",
+                hint="check HTTPS_PROXY, HTTP_PROXY and NO_PROXY",
+            )
+        return Again(f"{host} cannot be reached: {_plain(str(error))}")
     if isinstance(error, httpx2.HTTPError):
         return Again(_plain(f"{type(error).__name__} {error}"))
     if isinstance(error, ValueError) and "json" in type(error).__name__.lower():
@@ -124,6 +132,15 @@ def _plain(text: str) -> str:
     """A message without queries (they may carry signatures) and without users of addresses."""
     text = re.sub(r"(https?://)[^/\s@]*@", r"\1", text)
     return re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]*", r"\1", text)
+
+
+def _proxy(address: str) -> str:
+    """Host of the proxy that requests to an address go through, "" for none."""
+    from urllib.request import getproxies, proxy_bypass
+
+    proxies = getproxies()
+    proxy = proxies.get(address.partition(":")[0]) or proxies.get("all", "")
+    return "" if proxy_bypass(_host(address)) else _host(proxy)
 
 
 def _host(address: str) -> str:

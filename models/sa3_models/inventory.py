@@ -17,11 +17,20 @@ from sa3_models.errors import ArtefactMissing, RunFailed, UsageError
 from sa3_models.hub import content_of
 from sa3_models.paths import PUBLISHED, export_dir, sa3_home
 from sa3_models.sidecar import Machine, check_content, check_engine, read_sidecar
-from sa3_models.stages import Stage
+from sa3_models.stages import Precision, Stage
 from sa3_models.store import complete_group, pulled
 from sa3_models.wants import Want, want_checkpoint, want_engines, want_onnx, want_settings
 
-__all__ = ["Holding", "Problem", "holding", "holdings", "pulled_wants", "remove", "verify"]
+__all__ = [
+    "Holding",
+    "Problem",
+    "holding",
+    "holdings",
+    "published_graph",
+    "pulled_wants",
+    "remove",
+    "verify",
+]
 
 State = Literal["complete", "partial", "absent"]
 _ENGINE = "*.trt"
@@ -79,6 +88,16 @@ def holding(model: Model) -> Holding:
 def holdings() -> tuple[Holding, ...]:
     """What is here of every model of the catalogue."""
     return tuple(holding(model) for model in catalogue().models.values())
+
+
+def published_graph(model: Model, stage: Stage, precision: Precision) -> Path | None:
+    """A pulled ONNX file of the published repository for a stage, complete with its weights."""
+    for row in catalogue().onnx_of(model):
+        folder = export_dir(PUBLISHED, row.dir)
+        fits = row.stage is stage and row.precision == precision and not row.plugin
+        if fits and complete_group(folder, row.file):
+            return folder / row.file
+    return None
 
 
 def verify(

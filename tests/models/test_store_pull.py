@@ -71,6 +71,15 @@ def test_nothing_is_stored_twice(hub, home, tmp_path):
     assert sum(path.stat().st_size for path in everything) < 375_000
 
 
+@pytest.fixture
+def fresh_session():
+    """The hub's client reads proxies when it is made: make a new one, now and afterwards."""
+    from huggingface_hub import close_session
+
+    yield close_session
+    close_session()
+
+
 RETRIED = {  # faults that one more attempt overcomes, and what is said when they stay
     "cut": (lambda f: f.Fault(cut=100_000), "the connection ended|peer closed", 1),
     "stall": (lambda f: f.Fault(stall=100_000), "no data came", 1),
@@ -251,7 +260,18 @@ def test_an_unreachable_hub_is_named(hub):
     assert caught.value.exit_code == 1
 
 
-def test_a_proxy_that_does_not_answer_is_named_without_its_password(hub, monkeypatch):
+def test_a_proxy_that_is_down_is_named(hub, fresh_session, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://me:pass1234@127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://me:pass1234@127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "example.org")
+    fresh_session()
+    with pytest.raises(RunFailed, match=r"through the proxy 127\.0\.0\.1:9") as caught:
+        pull()
+    assert "HTTPS_PROXY" in caught.value.hint
+    assert "pass1234" not in str(caught.value)
+
+
+def test_a_proxy_that_refuses_is_named_without_its_password():
     import httpx2
 
     error = httpx2.ProxyError("407 from http://me:pass@proxy.example:3128/?x=1")
@@ -430,6 +450,40 @@ def test_graphs_come_with_their_weights_as_real_files(layout, hub, home):
     dit = home / "onnx" / "published" / "sa3-sm-music"
     assert {path.name for path in dit.iterdir()} == {"dit.onnx", "dit.onnx.data", ".pulled.json"}
     assert not any(path.is_symlink() for path in home.rglob("*"))
+
+
+@pytest.mark.parametrize("layout", ["fetched", "linked"])
+def test_a_pulled_graph_with_external_weights_runs(layout, hub, home, tmp_path):
+    """CASES 14: taken from a cache of links, below a folder with a space and an umlaut."""
+    import numpy as np
+    import onnxruntime as ort
+
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    weight = np.arange(512, dtype=np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["velocity"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [512])],
+        [helper.make_tensor_value_info("velocity", TensorProto.FLOAT, [512])],
+        [numpy_helper.from_array(weight, "w")],
+        doc_string="x" * 1000,  # large enough for the hub's large-file storage
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    made = tmp_path / "made" / "dit.onnx"
+    made.parent.mkdir()
+    onnx.save(model, made, save_as_external_data=True, location="dit.onnx.data", size_threshold=0)
+    for name in ("dit.onnx", "dit.onnx.data"):
+        hub.repos[PUBLISHED][f"onnx/sa3-sm-music/{name}"] = (made.parent / name).read_bytes()
+    if layout == "linked":
+        fill_cache(PUBLISHED, hub.repos[PUBLISHED])
+    for want in want_onnx(resolve("sm-music")):
+        pull(want)
+    pulled = home / "onnx" / "published" / "sa3-sm-music" / "dit.onnx"
+    session = ort.InferenceSession(pulled, providers=["CPUExecutionProvider"])
+    [result] = session.run(None, {"x": np.ones(512, np.float32)})
+    np.testing.assert_array_equal(result, weight + 1)
 
 
 def test_weights_of_another_name_are_fetched_too(hub, home):

@@ -14,7 +14,8 @@ from sa3_models import inventory, store
 from sa3_models.catalogue import resolve
 from sa3_models.errors import UsageError
 from sa3_models.hub import Hub
-from sa3_models.wants import want_checkpoint, want_engines
+from sa3_models.stages import Stage
+from sa3_models.wants import want_checkpoint, want_engines, want_onnx
 from sa3_runtime.cli.app import main
 
 MUSIC = "stabilityai/stable-audio-3-small-music"
@@ -186,6 +187,20 @@ def test_show_explains_a_model_and_what_could_be_pulled(sa3, pulled):
     assert {"dit_fp16.trt", "dit_fp8.trt"} <= {
         Path(entry["path"]).name for entry in data["published"]["engines"]
     }
+
+
+def test_a_published_graph_is_offered_once_it_is_complete(hub, home):
+    """What a runtime asks for before it exports anything."""
+    model = resolve("small-music")
+    assert inventory.published_graph(model, Stage.DIT, "fp32") is None
+    for want in want_onnx(model):
+        store.pull(want, hub=Hub())
+    graph = inventory.published_graph(model, Stage.DIT, "fp32")
+    assert graph == home / "onnx" / "published" / "sa3-sm-music" / "dit.onnx"
+    assert inventory.published_graph(model, Stage.TEXT, "fp32").name == "encoder.onnx"
+    assert inventory.published_graph(model, Stage.DIT, "fp8") is None
+    graph.with_name("dit.onnx.data").unlink()
+    assert inventory.published_graph(model, Stage.DIT, "fp32") is None
 
 
 # ---------------------------------------------------------------------------------------- verify
