@@ -71,8 +71,23 @@ def _onnx(report: Report) -> Iterator[str]:
     if report["foreign_operators"]:
         yield f"  PLUGINS   {', '.join(report['foreign_operators'])}"
     yield f"  types     {', '.join(report['dtypes'])}"
-    yield from _table("audit", report["audit"])
+    yield from _audit(report["audit"])
     yield from _table("origin", {"producer": report["producer"]} | report["metadata"])
+
+
+def _audit(audit: Report) -> Iterator[str]:
+    """The precision audit: what is computed in which format, and what must not be."""
+    yield f"  precision trunk {audit['trunk']}"
+    for name in ("linears", "norms", "rotations", "casts", "islands"):
+        counts = ", ".join(f"{count} {kind}" for kind, count in audit[name].items())
+        yield f"            {name}: {counts or 'none'}"
+    for core in audit["cores"]:
+        yield (
+            f"            attention cores: {core['count']}, scores {core['scores']}, "
+            f"softmax {core['softmax']}, values {core['values']}"
+        )
+    for row in audit["violations"]:
+        yield f"  VIOLATION {row['kind']}: {row['node']}: {row['detail']}"
 
 
 def _engine(report: Report) -> Iterator[str]:

@@ -56,6 +56,8 @@ CLASSES = (
     "TensorIOMode",
     "TensorLocation",
     "ComputeCapability",
+    "DynamicShapesKernelSpecializationStrategy",
+    "IRuntimeCache",
 )
 SIGNATURE = re.compile(r"^(?:\d+\. )?(\w+)\((.*)\) -> (.+)$", re.MULTILINE)
 LIBRARIES = ("libnvinfer", "libnvinfer_plugin", "libnvonnxparser")
