@@ -51,18 +51,26 @@ class Needs:
         )
 
 
-def needs_of(plan: Plan, stages: Mapping[str, CudaStage], *, free_models: bool = False) -> Needs:
+def needs_of(
+    plan: Plan,
+    stages: Mapping[str, CudaStage],
+    *,
+    free_models: bool = False,
+    windows: Mapping[str, int] | None = None,
+) -> Needs:
     """What a plan needs.
 
     Args:
         plan: the plan.
         stages: all stages it runs, by name; none need be loaded.
         free_models: stages are loaded on first use and unloaded after their last.
+        windows: longest sequence of a stage, as if the plan had been made in such windows.
     """
     runs = [step for step in plan.steps if isinstance(step, RunStage)]
     longest: dict[str, int] = {}
     for step in runs:
-        longest[step.stage] = max(longest.get(step.stage, 0), step.latent_len)
+        length = min(step.latent_len, (windows or {}).get(step.stage, step.latent_len))
+        longest[step.stage] = max(longest.get(step.stage, 0), length)
     weights = {name: stages[name].weight_bytes for name in longest}
     scratch = {name: stages[name].scratch_bytes(length) for name, length in longest.items()}
     shared = max((scratch[name] for name in scratch if stages[name].shares_scratch), default=0)
@@ -105,21 +113,16 @@ def refusal(
     needs = needs_of(plan, stages, free_models=free_models)
     if needs.peak <= available:
         return None
-    flags: list[str] = []
-    saved = 0
-    for step in {s.stage: s for s in plan.steps if isinstance(s, RunStage)}.values():
-        window = windows.get(step.stage, step.latent_len)
-        if step.latent_len > window:
-            stage = stages[step.stage]
-            saved += stage.scratch_bytes(step.latent_len) - stage.scratch_bytes(window)
-    freed = needs.peak - needs_of(plan, stages, free_models=True).peak
-    if saved and needs.peak - saved <= available:
-        flags = ["--chunking on"]
-    elif freed > 0 and needs.peak - freed <= available:
-        flags = ["--free-models"]
-    elif needs.peak - saved - max(freed, 0) <= available:
-        flags = ["--chunking on", "--free-models"]
-    hint = f"{' and '.join(flags)} would make it fit" if flags else "render a shorter clip"
+    ways: tuple[tuple[str, bool, Mapping[str, int] | None], ...] = (
+        ("--chunking on", free_models, windows),
+        ("--free-models", True, None),
+        ("--chunking on and --free-models", True, windows),
+    )
+    hint = "render a shorter clip"
+    for flags, freed, coded in ways:
+        if needs_of(plan, stages, free_models=freed, windows=coded).peak <= available:
+            hint = f"{flags} would make it fit"
+            break
     return OutOfDeviceMemory(
         f"this needs {_mb(needs.peak)} of GPU memory, {_mb(available)} are free",
         found=needs.table(),
