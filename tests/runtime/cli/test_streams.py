@@ -157,12 +157,12 @@ def through_terminal(start, *words, env=None) -> tuple[int, str]:
 
 
 def test_a_terminal_shows_stages_steps_and_the_time_left(start, stub):
-    words = ["x", "-m", stub, "--seconds", 100, "--steps", 200]
+    words = ["x", "-m", stub, "--seconds", 100, "--steps", 1000]
     code, sent = through_terminal(start, *words, env={"TERM": "xterm"})
     assert code == 0
     assert "loading" in sent
     assert "sampling" in sent
-    assert "/200" in sent
+    assert "/1000" in sent
     assert " left" in sent
     assert "\r\x1b[K" in sent
     for quiet in (["--quiet"], []):
