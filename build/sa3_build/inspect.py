@@ -104,7 +104,7 @@ def _onnx(path: Path) -> Report:
         "foreign_operators": list(graph.foreign_operators()),
         "dtypes": sorted(graph.dtypes),
         "weight_bytes": graph.weight_bytes,
-        "audit": msgspec.to_builtins(audit(path)),
+        "audit": _plain(audit(path)),
     }
 
 
@@ -132,8 +132,13 @@ def _engine(path: Path) -> Report:
         return report | {"record": None}
     if sidecar.engine_bytes != path.stat().st_size or sidecar.engine_sha256 != sha256_of(path):
         report["error"] = "not the engine its record describes"
-    return report | {"record": msgspec.to_builtins(sidecar)}
+    return report | {"record": _plain(sidecar)}
 
 
 def _ports(ports: Iterable[Any]) -> list[Report]:
     return [{"name": row.name, "dtype": row.dtype, "shape": list(row.shape)} for row in ports]
+
+
+def _plain(value: Any) -> Any:
+    """A record as what `json.loads` would give for it."""
+    return msgspec.json.decode(msgspec.json.encode(value))
