@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from sa3_runtime.cli import checks, checks_gpu, machine
 from sa3_runtime.cli import doctor as doctor_module
-from sa3_runtime.cli import machine
 from sa3_runtime.cli.app import main
 from sa3_runtime.cli.doctor import examine
 from sa3_runtime.cli.machine import Gpu, Gpus, find_gpus
@@ -34,15 +34,16 @@ def gpus(monkeypatch):
         monkeypatch.setattr(doctor_module, "find_gpus", lambda: found)
         real = machine.installed
         table = packages or {}
-        monkeypatch.setattr(doctor_module, "installed", lambda name: table.get(name) or real(name))
+        for module in (checks, checks_gpu):
+            monkeypatch.setattr(module, "installed", lambda name: table.get(name) or real(name))
 
     return pretend
 
 
 def told(name: str | None = None, **options):
     """The checks of that name as (status, said, repair)."""
-    checks = examine(**({"offline": True} | options))
-    return [(c.status, c.said, c.repair) for c in checks if name in (None, c.name)]
+    found = examine(**({"offline": True} | options))
+    return [(c.status, c.said, c.repair) for c in found if name in (None, c.name)]
 
 
 def test_a_machine_without_gpu_is_fine(capsys):
@@ -164,13 +165,13 @@ def test_a_check_that_breaks_does_not_end_the_report(monkeypatch):
         raise OSError("odd machine")
 
     monkeypatch.setitem(doctor_module._CHECKS, "disk", broken)
-    checks = told()
-    assert any("could not be looked at: OSError odd machine" in said for _, said, _ in checks)
-    assert len(checks) > 6
+    seen = told()
+    assert any("could not be looked at: OSError odd machine" in said for _, said, _ in seen)
+    assert len(seen) > 6
 
 
 def test_a_home_that_cannot_be_written_fails(monkeypatch):
-    monkeypatch.setattr(doctor_module.os, "access", lambda *_: False)
+    monkeypatch.setattr(checks.os, "access", lambda *_: False)
     [(status, said, repair)] = told("disk")
     assert (status, "not writable" in said, "SA3_HOME" in repair) == ("FAIL", True, True)
 
