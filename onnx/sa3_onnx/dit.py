@@ -11,7 +11,8 @@ Computed once per step for all blocks: every modulation vector, with the norms' 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from sa3_models.geometry import LATENT_LEN_MAX, TEXT_LEN
 from sa3_models.stages import Port, Stage
 from sa3_onnx import vocabulary as v
 from sa3_onnx.author import Author, Lowering, Tensor
+from sa3_onnx.heads import Heads, attend
 
 __all__ = ["author_dit", "fourier_frequencies"]
 
@@ -109,7 +111,7 @@ class _Dit:
     def prepared_ports(self) -> list[Port]:
         """What prepare gives to step: the trunk type, but for the float32 global vector."""
         c, trunk = self.config, self.g.trunk.name
-        context = (1, c.heads, CONTEXT_LEN, c.head_dim)
+        context = Heads.shape(self.g, CONTEXT_LEN, c.heads, c.head_dim)
         ports = [Port("global_cond", "float32", (1, c.dim))]
         for i in range(c.depth):
             names = (
@@ -166,18 +168,31 @@ class _Dit:
             )
 
     def _context(self, block: int, context: Tensor) -> dict[str, Tensor]:
-        """Keys (normed) and values of one block's cross-attention, [1, heads, 257, head]."""
+        """Keys (normed) and values of one block's cross-attention."""
         g, c, w = self.g, self.config, self.tensors
         name = f"transformer.layers.{block}.cross_attn"
-        both = v.linear(g, context, w, f"{name}.to_kv")
-        heads = v.split_heads(g, both, (self.streams + 1) * c.heads, c.head_dim)
-        keys, values = v.split(g, heads, [self.streams * c.heads, c.heads], axis=1)
-        keys = v.rms_norm(g, keys, v.vector(g, w, f"{name}.k_norm.gamma"), eps=HEAD_NORM_EPS)
-        pieces = v.split(g, keys, [c.heads] * self.streams, axis=1)
-        out = {f"context_k.{block}": pieces[0], f"context_v.{block}": values}
+        # stored order k, (k2), v
+        keys, values = (
+            v.linear(g, context, w, f"{name}.to_kv", rows=rows, label=f"{name}.to_{part}")
+            for part, rows in (
+                ("k", self._rows(range(self.streams))),
+                ("v", self._rows([self.streams])),
+            )
+        )
+        _, gain = self._head_gains(name)
+        normed = Heads.normed(g, keys, gain, self.streams * c.heads, c.head_dim, eps=HEAD_NORM_EPS)
+        pieces = normed.split(g, [c.heads] * self.streams)
+        out = {
+            f"context_k.{block}": pieces[0].tensor,
+            f"context_v.{block}": Heads.of(g, values, c.heads, c.head_dim).tensor,
+        }
         if c.differential:
-            out[f"context_k2.{block}"] = pieces[1]
+            out[f"context_k2.{block}"] = pieces[1].tensor
         return out
+
+    def _rows(self, parts: Iterable[int]) -> list[tuple[int, int]]:
+        """Row ranges of the n-th parts of a projection to several times dim."""
+        return [(n * self.config.dim, (n + 1) * self.config.dim) for n in parts]
 
     # -- step ---------------------------------------------------------------------------------
 
@@ -187,7 +202,7 @@ class _Dit:
         with g.scope("input"):
             modulation = self._modulation(t, prepared["global_cond"])
             frames = v.reshape(g, v.transpose(g, x, 0, 2, 1), -1, c.latent_dim)
-            h = v.conv1x1(g, frames, self._project_in())
+            h = v.matmul(g, frames, self._project_in())
             real = v.reshape(g, padding, -1, 1)
             if c.memory_tokens:
                 h = v.concat(g, 0, v.stored(g, w, "transformer.memory_tokens"), h)
@@ -200,7 +215,7 @@ class _Dit:
         with g.scope("output"):
             if c.memory_tokens:
                 h = v.slice_axis(g, h, c.memory_tokens, np.iinfo(np.int64).max, 0)
-            out = v.conv1x1(g, h, self._project_out())
+            out = v.matmul(g, h, self._project_out())
             return v.reshape(g, v.transpose(g, out, 1, 0), 1, c.latent_dim, -1)
 
     def _block(
@@ -230,48 +245,59 @@ class _Dit:
         h = g.op("Add", g.op("Add", h, y), local)
 
         y = v.rms_norm(g, h, scale[two], eps=NORM_EPS, shift=shift[two])
-        y = v.linear(g, v.glu(g, v.linear(g, y, w, f"{name}.ff.ff.0.proj")), w, f"{name}.ff.ff.2")
-        return g.op("Add", h, g.op("Mul", y, gate[two]))
+        return g.op("Add", h, g.op("Mul", self._feed_forward(f"{name}.ff.ff", y), gate[two]))
+
+    def _feed_forward(self, name: str, x: Tensor) -> Tensor:
+        """The gated layer, its two halves as products of their own."""
+        g, c, w = self.g, self.config, self.tensors
+        inner = c.ff_mult * c.dim
+        value, gate = (
+            v.linear(g, x, w, f"{name}.0.proj", rows=[rows], label=f"{name}.0.{part}")
+            for part, rows in (("value", (0, inner)), ("gate", (inner, 2 * inner)))
+        )
+        return v.linear(g, g.op("Mul", value, v.silu(g, gate)), w, f"{name}.2")
 
     def _self_attention(
         self, name: str, x: Tensor, rotary: tuple[Tensor, Tensor], real: Tensor
     ) -> Tensor:
         g, c, w = self.g, self.config, self.tensors
-        # stored order q, k, v (q2, k2): bring queries and keys together, the values last
-        order = [0, 3, 1, 4, 2] if c.differential else [0, 1, 2]
-        rows = [(n * c.dim, (n + 1) * c.dim) for n in order]
-        turning = 2 * self.streams * c.heads
-        both = v.linear(g, x, w, f"{name}.to_qkv", rows=rows)
-        queries_keys, values = v.split(g, both, [turning * c.head_dim, c.dim])
+        # stored order q, k, v, (q2, k2); values are a product of their own, because cutting one
+        # result in two copies it
+        order, count = ([0, 3, 1, 4] if c.differential else [0, 1]), 2 * self.streams * c.heads
+        rows = {"qk": self._rows(order), "v": self._rows([2])}
+        queries_keys, values = (
+            v.linear(g, x, w, f"{name}.to_qkv", rows=rows[part], label=f"{name}.to_{part}")
+            for part in ("qk", "v")
+        )
+        gains = np.repeat(np.stack(self._head_gains(name)), self.streams * c.heads, axis=0)
         with g.fp32():
-            heads = v.split_heads(g, queries_keys, turning, c.head_dim)
-            query, key = self._head_gains(name)
-            gain = np.repeat(np.stack([query, key]), self.streams * c.heads, axis=0)[:, None, :]
-            heads = v.rms_norm(g, heads, g.constant(gain), eps=HEAD_NORM_EPS)
+            heads = Heads.normed(g, queries_keys, gains, count, c.head_dim, eps=HEAD_NORM_EPS)
             half = w.shape("transformer.rotary_pos_emb.inv_freq")[0]
-            heads = v.rotary(g, heads, *rotary, half=half, head=c.head_dim)
-        pieces = v.split(g, heads, [c.heads] * (2 * self.streams), axis=1)
-        values = v.split_heads(g, g.op("Mul", values, real), c.heads, c.head_dim)
-        return self._mix(name, pieces[: self.streams], pieces[self.streams :], values)
+            heads = heads.rotated(g, *rotary, half=half)
+        pieces = heads.split(g, [c.heads] * (2 * self.streams))
+        masked = Heads.of(g, g.op("Mul", values, real), c.heads, c.head_dim)
+        return self._mix(name, pieces[: self.streams], pieces[self.streams :], masked)
 
     def _cross_attention(self, i: int, x: Tensor, prepared: Mapping[str, Tensor]) -> Tensor:
         g, c, w = self.g, self.config, self.tensors
         name = f"transformer.layers.{i}.cross_attn"
-        queries = v.split_heads(
-            g, v.linear(g, x, w, f"{name}.to_q"), self.streams * c.heads, c.head_dim
+        queries, (gain, _) = v.linear(g, x, w, f"{name}.to_q"), self._head_gains(name)
+        normed = Heads.normed(
+            g, queries, gain, self.streams * c.heads, c.head_dim, eps=HEAD_NORM_EPS
         )
-        query, _ = self._head_gains(name)
-        queries = v.rms_norm(g, queries, g.constant(query), eps=HEAD_NORM_EPS)
-        pieces = v.split(g, queries, [c.heads] * self.streams, axis=1)
-        keys = [prepared[f"{key}.{i}"] for key in ("context_k", "context_k2")[: self.streams]]
-        return self._mix(name, pieces, keys, prepared[f"context_v.{i}"])
+        names = ["context_k", "context_k2"][: self.streams] + ["context_v"]
+        *keys, values = (Heads(prepared[f"{name}.{i}"], c.heads, c.head_dim) for name in names)
+        return self._mix(name, normed.split(g, [c.heads] * self.streams), keys, values)
 
-    def _mix(self, name: str, queries: list[Tensor], keys: list[Tensor], values: Tensor) -> Tensor:
+    def _mix(self, name: str, queries: list[Heads], keys: list[Heads], values: Heads) -> Tensor:
         """Attention (the second stream's subtracted) and the output projection, [T, dim]."""
         g = self.g
-        streams = [v.attention(g, q, k, values) for q, k in zip(queries, keys, strict=True)]
-        mixed = streams[0] if len(streams) == 1 else g.op("Sub", *streams)
-        return v.linear(g, v.merge_heads(g, mixed, self.config.dim), self.tensors, f"{name}.to_out")
+        streams = [attend(g, q, k, values) for q, k in zip(queries, keys, strict=True)]
+        mixed = streams[0]
+        if self.config.differential:
+            difference = g.op("Sub", *(heads.tensor for heads in streams))
+            mixed = replace(mixed, tensor=difference)
+        return v.linear(g, mixed.merged(g), self.tensors, f"{name}.to_out")
 
     def _head_gains(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Gains [head] of the query norm, with head_dim^-½ multiplied in, and of the key norm."""

@@ -82,25 +82,22 @@ class _Encoder:
         name = f"layers.{i}.self_attn"
         width = c.heads * c.head_dim
 
-        def make() -> NDArray[np.float64]:
-            query = w.read(f"{name}.q_proj.weight").astype(np.float64) * c.query_scalar**-0.5
-            # a key-value head serves heads/kv_heads queries: repeat its rows
-            shared = [
-                np.repeat(
-                    w.read(f"{name}.{kind}_proj.weight").reshape(c.kv_heads, c.head_dim, -1),
-                    c.heads // c.kv_heads,
-                    axis=0,
-                ).reshape(width, -1)
-                for kind in "kv"
-            ]
-            return np.concatenate([query, *shared]).T
+        def rows(kind: str) -> NDArray[np.float32]:
+            """A key-value head serves heads/kv_heads queries: repeat its rows."""
+            weight = w.read(f"{name}.{kind}_proj.weight")
+            shared = weight.reshape(c.kv_heads, c.head_dim, -1)
+            return np.repeat(shared, c.heads // c.kv_heads, axis=0).reshape(width, -1)
 
-        weight = v.derived(g, f"{name}.qkv_proj.weight", (c.hidden, 3 * width), make)
-        queries_keys, values = v.split(g, v.matmul(g, x, weight), [2 * width, width])
-        heads = v.split_heads(g, queries_keys, 2 * c.heads, c.head_dim)
+        def queries_keys() -> NDArray[np.float64]:
+            query = w.read(f"{name}.q_proj.weight").astype(np.float64) * c.query_scalar**-0.5
+            return np.concatenate([query, rows("k")]).T
+
+        weight = v.derived(g, f"{name}.qk_proj.weight", (c.hidden, 2 * width), queries_keys)
+        heads = v.split_heads(g, v.matmul(g, x, weight), 2 * c.heads, c.head_dim)
         heads = v.rotary(g, heads, self.cos, self.sin, half=c.head_dim // 2, head=c.head_dim)
         queries, keys = v.split(g, heads, [c.heads, c.heads], axis=1)
-        values = v.split_heads(g, values, c.heads, c.head_dim)
+        weight = v.derived(g, f"{name}.v_proj.weight", (c.hidden, width), lambda: rows("v").T)
+        values = v.split_heads(g, v.matmul(g, x, weight), c.heads, c.head_dim)
         mixed = v.attention(
             g, queries, keys, values, mask=hidden, softcap=c.softcap, softmax_fp32=True
         )
@@ -108,14 +105,7 @@ class _Encoder:
 
     def _mlp(self, i: int, x: Tensor) -> Tensor:
         """down(gelu_tanh(gate(x))·up(x))."""
-        g, c, w = self.g, self.config, self.tensors
+        g, w = self.g, self.tensors
         name = f"layers.{i}.mlp"
-
-        def make() -> NDArray[np.float32]:
-            return np.concatenate(
-                [w.read(f"{name}.{kind}_proj.weight") for kind in ("up", "gate")]
-            ).T
-
-        weight = v.derived(g, f"{name}.up_gate_proj.weight", (c.hidden, 2 * c.intermediate), make)
-        y = v.glu(g, v.matmul(g, x, weight), v.gelu_tanh)
-        return v.linear(g, y, w, f"{name}.down_proj")
+        gate, up = (v.linear(g, x, w, f"{name}.{part}_proj") for part in ("gate", "up"))
+        return v.linear(g, g.op("Mul", v.gelu_tanh(g, gate), up), w, f"{name}.down_proj")

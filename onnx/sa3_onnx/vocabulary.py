@@ -24,11 +24,8 @@ __all__ = [
     "attention",
     "axis_length",
     "concat",
-    "conv1x1",
     "derived",
-    "dyt",
     "gelu_tanh",
-    "glu",
     "linear",
     "matmul",
     "matrix",
@@ -147,11 +144,6 @@ def linear(
     return matmul(g, x, weight, g.constant(bias))
 
 
-def conv1x1(g: Author, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A convolution of width one over channels-last x [..., in]: weight [in, out], bias [out]."""
-    return matmul(g, x, weight, bias)
-
-
 # -- norms and activations --------------------------------------------------------------------
 
 
@@ -178,18 +170,6 @@ def rms_norm(
         return y if shift is None else g.op("Add", y, shift)
 
 
-def dyt(g: Author, x: Tensor, tensors: Tensors, name: str) -> Tensor:
-    """DynamicTanh of the checkpoint: gamma·tanh(alpha·x) + beta over the last axis.
-
-    alpha is one number. In this place's type: tanh is bounded, so half precision is safe unless
-    the caller stands in an island.
-    """
-    alpha = float(tensors.read(f"{name}.alpha")[0])
-    y = g.op("Tanh", g.op("Mul", x, alpha))
-    y = g.op("Mul", y, vector(g, tensors, f"{name}.gamma"))
-    return g.op("Add", y, vector(g, tensors, f"{name}.beta"))
-
-
 def silu(g: Author, x: Tensor) -> Tensor:
     """x·sigmoid(x)."""
     return g.op("Mul", x, g.op("Sigmoid", x))
@@ -198,12 +178,6 @@ def silu(g: Author, x: Tensor) -> Tensor:
 def gelu_tanh(g: Author, x: Tensor) -> Tensor:
     """GELU in its tanh approximation (opset 20's Gelu)."""
     return g.op("Gelu", x, approximate="tanh")
-
-
-def glu(g: Author, x: Tensor, gate: Callable[[Author, Tensor], Tensor] = silu) -> Tensor:
-    """value·gate(g) of x [..., 2n] = (value, g), value first."""
-    value, gated = g.op("Split", x, axis=-1, num_outputs=2, outputs=2)
-    return g.op("Mul", value, gate(g, gated))
 
 
 # -- attention --------------------------------------------------------------------------------

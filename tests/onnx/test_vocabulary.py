@@ -18,6 +18,7 @@ from sa3_onnx import vocabulary as v
 from sa3_onnx.author import Author, Tensor
 from sa3_onnx.check import check, run_in_pieces
 from sa3_onnx.emulate import emulated
+from sa3_onnx.heads import Heads, attend
 
 from .twins import layers as twin
 
@@ -124,12 +125,34 @@ def test_soft_capped_attention(tmp_path: Path) -> None:
     np.testing.assert_allclose(run(tmp_path, emit, x), twin.softmax(scores) @ x, atol=2e-5)
 
 
-def test_gated_units_take_the_value_first(tmp_path: Path) -> None:
-    x = RNG.standard_normal((5, 16))
-    value, gate = x[:, :8], x[:, 8:]
-    for name, activation in (("silu", twin.silu), ("gelu_tanh", twin.gelu_tanh)):
-        got = run(tmp_path, lambda g, x, n=name: v.glu(g, x, getattr(v, n)), x)
-        np.testing.assert_allclose(got, value * activation(gate), atol=2e-6)
+@pytest.mark.parametrize("name", ["silu", "gelu_tanh"])
+def test_activations(tmp_path: Path, name: str) -> None:
+    x = RNG.standard_normal((5, 16)) * 4
+    got = run(tmp_path, lambda g, x: getattr(v, name)(g, x), x)
+    np.testing.assert_allclose(got, getattr(twin, name)(x), atol=3e-6)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("each", [True, False], ids=["gain-per-head", "one-gain"])
+def test_heads_in_the_layout_of_a_lowering(tmp_path: Path, lowering: str, each: bool) -> None:
+    """Norm, rotation, split, attention of three of six heads to the others, and back."""
+    x = RNG.standard_normal((7, 6 * 16))
+    gains = RNG.standard_normal((6, 16) if each else (16,))
+    inv_freq = 10_000.0 ** (-np.arange(4) / 4)
+    tables = v.rotary_tables(inv_freq, np.arange(7))
+
+    def emit(g: Author, x: Tensor) -> Tensor:
+        cos, sin = (g.constant(table) for table in tables)
+        heads = Heads.normed(g, x, gains, 6, 16, eps=1e-6)
+        q, k = heads.rotated(g, cos, sin, half=4).split(g, [3, 3])
+        values = Heads.of(g, v.slice_axis(g, x, 0, 48, 1), 3, 16)
+        return attend(g, q, k, values).merged(g)
+
+    heads = twin.rms_norm(twin.heads(x, 6), gains[:, None] if each else gains, 1e-6)
+    heads = twin.rotary(heads, inv_freq)
+    weights = twin.softmax(heads[:3] @ heads[3:].transpose(0, 2, 1))
+    want = twin.merge(weights @ twin.heads(x[:, :48], 3))
+    np.testing.assert_allclose(run(tmp_path, emit, x, lowering=lowering), want, atol=1e-5)
 
 
 def test_heads_are_split_and_merged(tmp_path: Path) -> None:
