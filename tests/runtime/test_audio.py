@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import random
 import struct
 import wave
 from pathlib import Path
@@ -184,6 +186,8 @@ def test_other_wav_encodings_go_through_the_library_or_are_named(tmp_path, monke
     path = tmp_path / "law.wav"
     soundfile.write(path, sine(2000), RATE, subtype="ULAW")
     assert np.abs(read(path).samples - sine(2000).T).max() < 0.04
+    assert read(path, seconds=0.01).samples.shape == (2, 441)
+    assert read_tags(path) == {}
     monkeypatch.setattr("sa3_runtime.audio.reading.has", lambda package: False)
     with pytest.raises(UsageError, match=r"mu-law in law.wav – convert it first"):
         read(path)
@@ -269,8 +273,8 @@ def test_only_the_wanted_beginning_is_read(tmp_path):
     path = tmp_path / "in.wav"
     path.write_bytes(wav_bytes(pcm16(), RATE))
     part = read(path, seconds=0.5).samples
-    assert part.shape == (2, RATE // 2 + 1)
-    assert np.array_equal(part, read(path).samples[:, : RATE // 2 + 1])
+    assert part.shape == (2, RATE // 2)
+    assert np.array_equal(part, read(path).samples[:, : RATE // 2])
 
 
 @pytest.mark.parametrize("encoding", FORMATS, ids=lambda encoding: encoding.name)
@@ -395,3 +399,28 @@ def test_resampling_has_the_exact_length():
         for rate in (8000, 11_025, 48_000, 96_000):
             got = resampled(np.ones((2, frames), np.float32), rate, RATE)
             assert got.shape == (2, round(frames * RATE / rate))
+
+
+def test_damaged_files_give_sound_or_one_sentence(tmp_path):
+    """CASES 25, 43: whatever bytes are flipped or cut off: sound, or a UsageError, nothing else."""
+    rng = random.Random(5)
+    whole = [(e.suffix, encode(pcm16(3000), RATE, e, TAGS)) for e in FORMATS]
+    for _ in range(400):
+        suffix, data = rng.choice(whole)
+        damaged = bytearray(data[: rng.randrange(1, len(data))] if rng.random() < 0.3 else data)
+        for _ in range(rng.choice((1, 2, 5, 30))):
+            near = min(len(damaged), rng.choice((64, 200, len(data))))
+            damaged[rng.randrange(near)] = rng.choice((0, 128, 255, rng.randrange(256)))
+        path = tmp_path / f"damaged{suffix}"
+        path.write_bytes(damaged)
+        for look in (read, read_tags):
+            with contextlib.suppress(UsageError):
+                look(path)
+
+
+def test_memory_follows_what_is_there_not_what_the_header_promises(tmp_path):
+    data = bytearray(encode(pcm16(3000), RATE, encoding_for("a.flac"), {}))
+    data[21] |= 0x0F  # 36 bits of STREAMINFO hold the number of samples: 64 billion
+    (tmp_path / "a.flac").write_bytes(data)
+    with contextlib.suppress(UsageError):  # a version of the library may refuse it
+        assert read(tmp_path / "a.flac").samples.shape[1] <= 3000

@@ -6,6 +6,7 @@ libsndfile. Resampling is soxr's very high quality. Doesn't know: what the sound
 
 from __future__ import annotations
 
+import math
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from sa3_runtime.audio.wav import ForeignEncoding, is_wav, parse_wav
 __all__ = ["AudioIn", "opened_for_reading", "read", "resampled", "to_stereo"]
 
 RATE_MIN, RATE_MAX = 1_000, 1_000_000  # Hz; anything outside is a broken header
+_BLOCK = 1 << 20  # frames read at a time
+_AS_FLOAT = {"dtype": "float32", "always_2d": True}
 # side of every channel in the usual orders; "-" is the low-frequency channel, which is left out
 _SIDES = {3: "LRC", 4: "LRLR", 5: "LRCLR", 6: "LRC-LR", 7: "LRC-CLR", 8: "LRC-LRLR"}
 
@@ -142,10 +145,7 @@ def _load(
             # mapped, so that a short piece of a long file costs no memory for the rest
             data = np.memmap(path, np.uint8, "r").data if regular else head + file.read()
             try:
-                wav = parse_wav(data, path.name)
-                if seconds is not None:
-                    limit = int(seconds * wav.sample_rate) + 1
-                    return wav.samples[:, :limit], wav.sample_rate, wav.encoding, wav.notes
+                wav = parse_wav(data, path.name, seconds=seconds)
                 return wav.samples, wav.sample_rate, wav.encoding, wav.notes
             except ForeignEncoding:
                 if not has("soundfile") or not regular:
@@ -155,8 +155,14 @@ def _load(
 
     try:
         with soundfile.SoundFile(path) as sound:
-            wanted = -1 if seconds is None else int(seconds * sound.samplerate) + 1
-            frames = sound.read(wanted, dtype="float32", always_2d=True)
+            wanted = sound.frames
+            if seconds is not None:
+                wanted = min(wanted, math.ceil(seconds * sound.samplerate))
+            blocks = []  # a damaged header may promise terabytes: memory follows what is there
+            while wanted > 0 and len(block := sound.read(min(wanted, _BLOCK), **_AS_FLOAT)):
+                blocks.append(block)
+                wanted -= len(block)
+            frames = np.concatenate(blocks) if blocks else np.zeros((0, sound.channels), "f4")
             return frames.T, sound.samplerate, f"{sound.format} {sound.subtype}", ()
     except soundfile.LibsndfileError as error:
         raise UsageError(

@@ -10,7 +10,7 @@ Knows: where containers keep text. Doesn't know: what the text means.
 
 from __future__ import annotations
 
-import mmap
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -48,13 +48,14 @@ def read_tags(path: str | Path) -> dict[str, str]:
     """
     from sa3_runtime.audio.formats import need
     from sa3_runtime.audio.reading import opened_for_reading
-    from sa3_runtime.audio.wav import is_wav, parse_wav
+    from sa3_runtime.audio.wav import ForeignEncoding, is_wav, parse_wav
 
     path = Path(path)
     with opened_for_reading(path) as file:
         if is_wav(file.read(12)):
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return parse_wav(data[:], path.name, frames=0).tags
+            file.seek(0)
+            with contextlib.suppress(ForeignEncoding):  # the library may know it
+                return parse_wav(file.read(), path.name, seconds=0).tags
     need("soundfile", f"reading the tags of {path.name}")
     import soundfile
 

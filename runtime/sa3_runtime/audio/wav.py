@@ -7,6 +7,7 @@ is the complete request. Knows: RIFF, RF64. Doesn't know: resampling, other cont
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from sa3_models.errors import UsageError
 
-__all__ = ["Wav", "is_wav", "parse_wav", "wav_bytes"]
+__all__ = ["ForeignEncoding", "Wav", "is_wav", "parse_wav", "wav_bytes"]
 
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # WAVE format tags
 _UNKNOWN_SIZE = 0xFFFFFFFF  # what a writer to a pipe puts there, and RF64 on purpose
@@ -92,13 +93,13 @@ def wav_bytes(
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
-def parse_wav(data: bytes | memoryview, name: str, *, frames: int | None = None) -> Wav:
+def parse_wav(data: bytes | memoryview, name: str, *, seconds: float | None = None) -> Wav:
     """Read a WAV file, whatever its header claims about sizes.
 
     Args:
         data: the whole file.
         name: what messages call it.
-        frames: convert at most that many frames.
+        seconds: convert at most that much from the beginning.
 
     Raises:
         ForeignEncoding: neither PCM nor float (a library may know it).
@@ -137,7 +138,10 @@ def parse_wav(data: bytes | memoryview, name: str, *, frames: int | None = None)
     tag, channels, rate, width, bits = layout
     if len(body) % (channels * width):
         notes.append("the last frame is incomplete and was left out")
-    samples = _decode(body, tag, channels, width, frames, name)
+    frames = len(body) // (channels * width)
+    if seconds is not None:
+        frames = min(frames, math.ceil(seconds * rate))
+    samples = _decode(body, tag, channels, width, frames)
     encoding = f"{8 * width}-bit float" if tag == FLOAT else f"{bits}-bit"
     return Wav(samples, rate, encoding, tags, tuple(notes))
 
@@ -189,11 +193,9 @@ def _layout(fmt: memoryview, name: str) -> tuple[int, int, int, int, int]:
 
 
 def _decode(
-    body: memoryview, tag: int, channels: int, width: int, frames: int | None, name: str
+    body: memoryview, tag: int, channels: int, width: int, count: int
 ) -> NDArray[np.float32]:
-    count = len(body) // (channels * width)
-    if frames is not None:
-        count = min(count, frames)
+    """The first `count` frames as float32 [channels, count]."""
     raw = np.frombuffer(body[: count * channels * width], np.uint8)
     if tag == FLOAT:
         values = raw.view(f"<f{width}")
