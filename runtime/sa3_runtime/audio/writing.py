@@ -20,7 +20,7 @@ from sa3_runtime.audio.formats import Encoding, encoding_for, need
 from sa3_runtime.audio.tags import OPUS_TAG_BYTES, TAG_NAMES, id3
 from sa3_runtime.audio.wav import wav_bytes
 
-__all__ = ["check_tags", "encode", "write"]
+__all__ = ["check_encodable", "encode", "write"]
 
 _BLOCK = 1 << 16  # frames per call: libsndfile's Vorbis encoder keeps a block on the stack
 # container: format, subtype, compression level (0 = best), bitrate mode. Measured on five seconds
@@ -78,10 +78,9 @@ def encode(
 ) -> bytes:
     """The complete file as bytes. pcm: int16 [n, 2]."""
     tags = {key: tags[key] for key in TAG_NAMES if tags.get(key)}
-    check_tags(encoding, tags)
+    check_encodable(encoding, tags)
     if not encoding.library:
         return wav_bytes(pcm, sample_rate, encoding.name, tags)
-    need("soundfile", f"writing {encoding.name}")
     import soundfile
 
     samples: NDArray[Any] = pcm
@@ -108,12 +107,17 @@ def encode(
     return text + file.getvalue()
 
 
-def check_tags(encoding: Encoding, tags: Mapping[str, str]) -> None:
-    """Refuse tags the container cannot hold. Ask before rendering, so that no sound is lost.
+def check_encodable(encoding: Encoding, tags: Mapping[str, str]) -> None:
+    """Refuse what cannot be encoded here. Ask before rendering, so that no sound is lost.
 
     Raises:
-        UsageError: more than an Opus file can hold and still be opened.
+        UsageError: more tags than an Opus file can hold and still be opened.
+        RunFailed: a library is missing.
     """
+    if encoding.library:
+        need("soundfile", f"writing {encoding.name}")
+    if encoding.sample_rate:
+        need("soxr", f"writing {encoding.name}")
     size = sum(len(text.encode("utf-8", "replace")) for text in tags.values())
     if encoding.container == "opus" and size > OPUS_TAG_BYTES:
         raise UsageError(

@@ -15,7 +15,7 @@ from sa3_models.errors import RunFailed, UsageError
 from sa3_runtime.cli.common import Command, talkative
 from sa3_runtime.view import View
 
-__all__ = ["play", "play_file"]
+__all__ = ["find_player", "play", "play_file"]
 
 # arguments in front of the file, in order of preference; aplay knows WAV only
 _PLAYERS: dict[str, tuple[str, ...]] = {
@@ -41,19 +41,28 @@ def play(file: Path, view: View) -> None:
         view.object({"path": str(file), "player": player})
 
 
+def find_player(path: Path) -> str:
+    """The player that would play a file of that name.
+
+    Raises:
+        RunFailed: none is installed.
+    """
+    wav = path.suffix.lower() in (".wav", ".wave")
+    for name in _PLAYERS:
+        if shutil.which(name) and (wav or name != "aplay"):
+            return name
+    raise RunFailed(
+        "no player was found", hint=f"install one of {', '.join(_PLAYERS)}, or open {path}"
+    )
+
+
 def play_file(path: Path) -> str:
     """Play a file to its end; returns the player's name.
 
     Raises:
         RunFailed: no player is installed, or it failed.
     """
-    wav = path.suffix.lower() in (".wav", ".wave")
-    usable = [name for name in _PLAYERS if shutil.which(name) and (wav or name != "aplay")]
-    if not usable:
-        raise RunFailed(
-            "no player was found", hint=f"install one of {', '.join(_PLAYERS)}, or open {path}"
-        )
-    player = usable[0]
+    player = find_player(path)
     line = [shutil.which(player) or player, *_PLAYERS[player], str(path.absolute())]
     ended = subprocess.run(
         line, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

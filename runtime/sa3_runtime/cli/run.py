@@ -134,10 +134,14 @@ class Run:
 
     def _targets(self, model: Model, requests: list[Request]) -> list[Target]:
         """Where the clips go, checked: writable, enough space, nothing overwritten."""
-        from sa3_runtime.audio.writing import check_tags
+        from sa3_runtime.audio.formats import need
+        from sa3_runtime.audio.writing import check_encodable
+        from sa3_runtime.cli.play import find_player
         from sa3_runtime.cli.record import record_of, tags_of
         from sa3_runtime.cli.targets import STDOUT, check, default_name, output_folder, targets
 
+        if self.given["spectrogram"]:
+            need("pillow", "the spectrogram")
         out = self.given["out"]
         if out == STDOUT:
             self._check_stdout(len(requests))
@@ -153,13 +157,15 @@ class Run:
         chosen = targets(out, form, names, folder, force=self.given["force"])
         needed = 0
         for target, request in zip(chosen, requests, strict=True):
-            check_tags(target.encoding, tags_of(record_of(model, request, None)))
+            check_encodable(target.encoding, tags_of(record_of(model, request, None)))
             if target.path is None:
                 continue
             needed += 2 * samples_for(request.seconds or 0) * target.encoding.bytes_per_sample
             picture = target.path.with_suffix(".png")
             if self.given["spectrogram"] and picture.exists() and not self.given["force"]:
                 raise UsageError("the picture exists already", found=str(picture), hint="--force")
+            if self.given["play_it"]:
+                find_player(target.path)
             if not self.given["dry_run"]:
                 check(target.path, needed)
         return chosen

@@ -485,6 +485,18 @@ def test_what_cannot_be_written_is_refused_at_once(clip, own_place, no_loading, 
     assert "not enough space for the clip: 0.0 MB free" in ran.err
 
 
+def test_what_cannot_be_delivered_is_refused_at_once(clip, no_loading, own_place, monkeypatch):
+    ran = clip("many words " * 6000, "-o", "a.opus")
+    assert ran.code == 2
+    assert "too long for the tags of an Opus file" in ran.err
+    monkeypatch.setenv("PATH", str(own_place))
+    assert "no player was found" in clip("x", "--play").err
+    monkeypatch.setattr("sa3_runtime.audio.formats.has", lambda package: False)
+    ran = clip("x", "-o", "a.flac")
+    assert ran.code == 1
+    assert "flac needs the package soundfile – pip install" in ran.err
+
+
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder nobody can write to")
 def test_an_unwritable_folder_is_refused_before_loading(clip, no_loading):
     """CASES 28, 35: the target is tried first; /proc refuses even the administrator."""
