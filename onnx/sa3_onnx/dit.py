@@ -12,6 +12,7 @@ Computed once per step for all blocks: every modulation vector, with the norms' 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -307,7 +308,7 @@ class _Dit:
     # -- once per step --------------------------------------------------------------------------
 
     def _modulation(self, t: Tensor, glob: Tensor) -> dict[str, list[Tensor]]:
-        """Modulation vectors [dim] of all blocks, float32: first those of self-attention.
+        """Modulation vectors [dim] of all blocks: first those of self-attention.
 
         "scale" is gamma·(1 + scale) of the norm before it, "shift" its shift, "gate" the factor
         sigmoid(1 − gate). Rows of the gate are stored negated, the ones are part of the table.
@@ -356,10 +357,14 @@ class _Dit:
                 "shift": shift,
                 "gate": g.op("Sigmoid", gate),
             }
-            return {
-                kind: v.split(g, v.reshape(g, values, -1), [dim] * (2 * depth), axis=0)
-                for kind, values in kinds.items()
-            }
+        # cut in the type in which they are used: one conversion for all blocks
+        vectors = {}
+        for kind, values in kinds.items():
+            wide = g.lowering == "primitives" and kind != "gate"
+            with g.fp32() if wide else nullcontext():
+                flat = v.reshape(g, values, -1)
+                vectors[kind] = v.split(g, flat, [dim] * (2 * depth), axis=0)
+        return vectors
 
     def _fourier(self, value: Tensor) -> Tensor:
         """[cos, sin] features [1, n] of a value [1], each product rounded to float32 in order."""
