@@ -48,7 +48,7 @@ def precision_of(stage: Stage, autoencoder_family: str) -> Precision:
     return "fp16"
 
 
-BASE_RSS = 450_000_000  # bytes: the interpreter, TensorRT's libraries, a small graph
+BASE_RSS = 350_000_000  # bytes: the interpreter, TensorRT's libraries, a small graph
 
 
 def estimate(*, nodes: int, weight_bytes: int, profiles: int) -> tuple[float, int]:
@@ -58,4 +58,4 @@ def estimate(*, nodes: int, weight_bytes: int, profiles: int) -> tuple[float, in
     with the weights, of which the builder holds several copies.
     """
     seconds = 1 + 0.013 * nodes * max(profiles, 1) + 4e-9 * weight_bytes
-    return seconds, BASE_RSS + round(3.6 * weight_bytes)
+    return seconds, BASE_RSS + round(3.3 * weight_bytes)
