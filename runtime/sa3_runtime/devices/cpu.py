@@ -150,6 +150,7 @@ class CpuDevice:
                 self._stage(stage).run(
                     {port: buffers[name] for port, name in step.inputs},
                     {port: buffers[name] for port, name in step.outputs},
+                    last=last_run[stage] == index,
                 )
                 if self._free_models and last_run[stage] == index:
                     self._loaded.pop(stage).close()

@@ -92,11 +92,15 @@ class OrtStage:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = _ERRORS_ONLY
-        # activations of one length are useless to the next: give them back after every run
-        options.enable_cpu_mem_arena = False
+        # measured at full size, decoder of 128 latents: peak 0.39 GB so, 0.50 GB with patterns,
+        # 1.08 GB without an arena, which is no faster (and 3 % of a DiT step slower at 120 s)
+        options.enable_mem_pattern = False
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
         # more threads than cores would only spin on each other's time
         spin = "1" if threads <= allowed_threads() else "0"
         options.add_session_config_entry("session.intra_op.allow_spinning", spin)
+        self._shrink = ort.RunOptions()
+        self._shrink.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         self._data = _mapped_data(graph)  # lives as long as the session
         model: str | bytes = str(path.resolve())
         if self._data:
@@ -109,12 +113,19 @@ class OrtStage:
         except Exception as error:  # ONNX Runtime has no common base class
             raise RunFailed(f"{path.name} could not be loaded", found=_first_line(error)) from error
 
-    def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> None:
+    def run(
+        self,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Mapping[str, NDArray[Any]],
+        *,
+        last: bool = False,
+    ) -> None:
         """Run once on arrays of the caller, without copies.
 
         Args:
             inputs: C-contiguous arrays by port name.
             outputs: C-contiguous arrays by port name, overwritten.
+            last: give the memory of activations back afterwards.
 
         Raises:
             RunFailed: ONNX Runtime failed, or ran out of memory.
@@ -125,7 +136,7 @@ class OrtStage:
         for name, array in outputs.items():
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         try:
-            self._session.run_with_iobinding(binding)
+            self._session.run_with_iobinding(binding, self._shrink if last else None)
         except Exception as error:
             raise RunFailed(
                 f"{self.path.name} failed",
