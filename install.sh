@@ -27,7 +27,7 @@ exit codes: 0 done, 1 failed, 2 usage, 3 offline and something is missing
 EOF
 }
 
-ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+ROOT=$(CDPATH='' cd -- "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 VENV=$ROOT/.venv
 STAMP=$VENV/.sa3 # written last: an environment without it is not complete
 UV_VERSION=0.13.9
@@ -467,7 +467,7 @@ get_packages() {
     if [[ $offline == yes && ${#from[@]} -gt 0 ]]; then from+=(--no-index); fi
     if [[ -n $UV ]]; then
         local how=(pip install --python "$VENV/bin/python" --reinstall --no-deps)
-        [[ $quiet == no ]] || how+=(--quiet)
+        [[ -t 2 && $quiet == no ]] || how+=(--quiet)
         if [[ $offline == yes ]]; then how+=(--offline); fi
         if "$UV" "${how[@]}" ${extra[@]+"${extra[@]}"} ${from[@]+"${from[@]}"} -r "$1" >&2; then return 0; fi
         [[ $offline == no || ${#from[@]} -gt 0 ]] || return 1

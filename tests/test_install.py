@@ -137,6 +137,16 @@ def test_a_fresh_cpu_installation_works_is_small_and_is_quick_the_second_time(cl
     assert listed.returncode == 0, listed.stderr
     assert "small-music" in listed.stdout
 
+    # the launcher is found through a link, from anywhere
+    link = clone.parent / "sa3 link"
+    link.symlink_to(os.path.relpath(clone / "sa3", link.parent))
+    linked = subprocess.run(
+        ["bash", link.name, "--version"],
+        cwd=link.parent, env=os.environ | {"CDPATH": "/tmp"}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert linked.stdout.startswith("sa3 "), linked.stderr
+
     # a package is damaged, another is gone, a third is older: the next run repairs them
     site = next(venv.glob("lib/python3*/site-packages"))
     (site / "click" / "core.py").unlink()
