@@ -362,6 +362,14 @@ def test_files_of_the_hubs_cache_are_linked_not_fetched(offline, hub, whole, fol
         assert (folder / name).stat().st_ino in blobs
 
 
+def test_engines_of_the_hubs_cache_are_linked_offline_too(hub, home, files_in):
+    fill_cache(PUBLISHED, hub.repos[PUBLISHED])
+    for want in want_engines(resolve("sm-music"), "sm_90")[0]:
+        pull(want, offline=True)
+    assert len(files_in(home / "sm_90")) == 4
+    assert not hub.seen
+
+
 def test_a_damaged_file_of_the_hubs_cache_is_fetched_instead(hub, whole, folder, files_in):
     root = fill_cache(MUSIC, hub.repos[MUSIC])
     for blob in (root / "blobs").iterdir():
