@@ -66,7 +66,9 @@ def test_every_mode_is_one_graph_that_agrees_with_the_cpu(mode, gpu, cpu):
         np.testing.assert_array_equal(clip.pcm, clips[0].pcm)
         np.testing.assert_array_equal(clip.latents, clips[0].latents)
     nodes = gpu.device.recordings[-1].nodes
-    assert set(nodes) <= {"kernel", "memcpy", "memset", "event_record", "empty"}
+    # cuBLAS takes its workspace inside the graph
+    allowed = {"kernel", "memcpy", "memset", "event_record", "empty", "mem_alloc", "mem_free"}
+    assert set(nodes) <= allowed, "nothing in it waits for the host"
 
 
 def test_five_replays_between_allocations_and_other_requests_stay_identical(gpu):

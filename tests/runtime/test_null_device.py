@@ -300,3 +300,37 @@ def test_an_input_that_does_not_fit_is_named(null):
     del inputs["seed"]
     with pytest.raises(RunFailed, match=r"input seed.*missing"):
         null.device.run(planned.plan, inputs)
+
+
+def test_what_every_render_needs_is_loaded_ahead(stub, cpu):
+    with open_null(stub) as session:
+        device = session.device
+        device.load_ahead()
+        device._wait_for_loading()
+        assert device._loaded == {"t5gemma", "dit_prepare", "dit_step"}
+        request = request_of("text")[0]
+        np.testing.assert_array_equal(session.render(request).pcm, cpu.render(request).pcm)
+
+
+def test_nothing_is_loaded_ahead_where_memory_is_tight_or_models_are_freed(stub):
+    with open_null(stub, free_models=True) as session:
+        session.device.load_ahead()
+        assert session.device._ahead is None
+    with open_null(stub, total_bytes=20_000) as session:
+        session.device.load_ahead()
+        assert session.device._ahead is None
+
+
+def test_a_failure_while_loading_ahead_is_told_by_the_first_render(stub, monkeypatch):
+    from sa3_runtime.devices.null import HostStage
+
+    def failing(self: HostStage, latent_lens: Iterable[int]) -> None:
+        raise RunFailed("the file is damaged")
+
+    with open_null(stub) as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(HostStage, "load", failing)
+            session.device.load_ahead()
+            with pytest.raises(RunFailed, match="damaged"):
+                session.render(request_of("text")[0])
+        assert len(session.render(request_of("text")[0]).pcm) == 44_100

@@ -112,6 +112,8 @@ class OrtCudaStage:
         options = ort.SessionOptions()
         options.log_severity_level = _FATAL_ONLY
         options.intra_op_num_threads = 1
+        # a pattern would take the memory of a second run anew, in one piece, during the capture
+        options.enable_mem_pattern = False
         if latent_len is not None:
             sizes = {"latent_len": latent_len, "samples": latent_len * SAMPLES_PER_LATENT}
             for name, size in sizes.items():

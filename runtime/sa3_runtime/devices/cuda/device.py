@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sa3_models.errors import ArtefactMissing, RunFailed
+from sa3_models.errors import ArtefactMissing, RunFailed, Sa3Error
 from sa3_models.stages import StageIO
 from sa3_runtime.devices import Progress, Run
 from sa3_runtime.devices.cuda.driver import Allocation, CudaDriver, OutOfDeviceMemory
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["CudaDevice", "open_cuda"]
 
 GRAPH_SHARE = 4  # recordings may keep 1/4 of the GPU's memory, at least the one in use
+LOADED_AHEAD = ("t5gemma", "dit_prepare", "dit_step", "dit")
 POLL_SECONDS = 0.005  # how often progress is looked at
 
 
@@ -48,9 +49,10 @@ def open_cuda(bundle: Bundle, index: int, options: DeviceOptions) -> CudaDevice:
 
     driver = CudaDriver(index)
     try:
-        return CudaDevice(
-            driver, select_stages(bundle, driver, options), free_models=options.free_models
-        )
+        stages = select_stages(bundle, driver, options)
+        device = CudaDevice(driver, stages, free_models=options.free_models)
+        device.load_ahead()
+        return device
     except BaseException:
         driver.close()
         raise
@@ -88,6 +90,7 @@ class CudaDevice:
         self._scratch: Allocation | None = None
         self._lock = threading.RLock()
         self._ready = False
+        self._ahead: threading.Thread | None = None
         libraries = dict.fromkeys(stage.description for stage in stages.values())
         self.description = f"cuda:{driver.index}, {driver.name}, {', '.join(libraries)}"
 
@@ -111,6 +114,25 @@ class CudaDevice:
             for name in ("enc", "dec")
             if name in self._stages
         }
+
+    def load_ahead(self) -> None:
+        """Begin to load what every render needs, while the caller still reads its request.
+
+        Does nothing where memory is too tight to load before the plan is known. A failure is left
+        to the first run, which meets it again and reports it.
+        """
+        wanted = [name for name in LOADED_AHEAD if name in self._stages]
+        weights = sum(self._stages[name].weight_bytes for name in wanted)
+        _ = self.window  # decided by the memory that is free before
+        if self._free_models or weights > self._driver.free_bytes() // 2:
+            return
+
+        def load() -> None:
+            with contextlib.suppress(Sa3Error):
+                self._load_all({name: set() for name in wanted})
+
+        self._ahead = threading.Thread(target=load, name="sa3-load", daemon=True)
+        self._ahead.start()
 
     def io(self, stage: str) -> StageIO | None:
         """Ports of a stage, or None when the model has no such file for this device."""
@@ -141,6 +163,7 @@ class CudaDevice:
         with self._lock:
             begin = time.perf_counter()
             self._driver.make_current()
+            self._wait_for_loading()
             if self._free_models:
                 recording = self._run_freeing(plan, inputs, progress)
             else:
@@ -158,6 +181,7 @@ class CudaDevice:
         """Give everything back."""
         with self._lock:
             self._driver.make_current()
+            self._wait_for_loading()
             self.drop_recordings()
             for name in tuple(self._loaded):
                 self._unload(name)
@@ -253,15 +277,24 @@ class CudaDevice:
         if progress and loading:
             progress(Progress("load", 0, 1, 0.0))
         begin = time.perf_counter()
+        self._load_all(lengths)
+        if progress and loading:
+            progress(Progress("load", 1, 1, time.perf_counter() - begin))
+
+    def _load_all(self, lengths: Mapping[str, set[int]]) -> None:
+        """Load kernels and stages, side by side."""
         with ThreadPoolExecutor(initializer=self._driver.make_current) as pool:
             jobs = [pool.submit(self._load, name, lengths[name]) for name in sorted(lengths)]
             if not self._ready:
-                self._load_kernels()
+                jobs.append(pool.submit(self._load_kernels))
             errors = [error for job in jobs if (error := job.exception())]
         if errors:
             raise errors[0]
-        if progress and loading:
-            progress(Progress("load", 1, 1, time.perf_counter() - begin))
+
+    def _wait_for_loading(self) -> None:
+        if self._ahead is not None:
+            self._ahead.join()
+            self._ahead = None
 
     def _load_kernels(self) -> None:
         if self._kernels is None:
