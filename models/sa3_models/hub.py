@@ -25,7 +25,7 @@ from sa3_models.hub_trouble import Again, disk_trouble, explain
 if TYPE_CHECKING:
     from httpx2 import Response
 
-__all__ = ["Hub", "RemoteFile", "cached_files", "cached_path", "content_of"]
+__all__ = ["Hub", "RemoteFile", "cached_files", "cached_path", "is_content"]
 
 _CHUNK = 1 << 20
 _PROGRESS = 1 << 20  # bytes after which an attempt counts as a success and tries start anew
@@ -84,12 +84,6 @@ class Hub:
 
         return bool(constants.is_offline_mode())
 
-    def page(self, repo: str) -> str:
-        """The page of a repository, for a browser."""
-        from huggingface_hub import constants
-
-        return f"{constants.ENDPOINT}/{repo}"
-
     def files(self, repo: str) -> tuple[RemoteFile, ...]:
         """All files of a repository's main branch; one request, the answer is kept.
 
@@ -119,11 +113,10 @@ class Hub:
             )
         return self._listings[repo]
 
-    def fetch(self, file: RemoteFile, target: Path, progress: Progress = lambda _: None) -> str:
+    def fetch(self, file: RemoteFile, target: Path, progress: Progress = lambda _: None) -> None:
         """Bring one file to `target`, whole and checked, or raise and leave `target` alone.
 
         What has arrived stays in `<target>.<content>.part` and is continued by the next call.
-        Returns the hex SHA-256 of the content.
 
         Raises:
             ArtefactMissing, RunFailed: as `files`; also a full or read-only disk, wrong content.
@@ -134,7 +127,7 @@ class Hub:
             for stale in target.parent.glob(f"{_escaped(target.name)}.*.part"):
                 if stale != part:
                     stale.unlink(missing_ok=True)  # of another version: never to be continued
-            digest = self._persist(
+            self._persist(
                 lambda: self._once(file, part, progress),
                 file.repo,
                 file.path,
@@ -144,7 +137,6 @@ class Hub:
             part.replace(target)
         except OSError as error:
             raise disk_trouble(error, target) from error
-        return digest
 
     def _persist(
         self,
@@ -180,13 +172,13 @@ class Hub:
                 backoff = self.patience / 30 * 2**failed
                 time.sleep(min(max(backoff, trouble.after), _BACKOFF_MAX))
 
-    def _once(self, file: RemoteFile, part: Path, progress: Progress) -> str:
+    def _once(self, file: RemoteFile, part: Path, progress: Progress) -> None:
         """One attempt: continue `part` to its full size, then compare the hashes."""
         from huggingface_hub import get_session, hf_hub_url
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
-        hashes = _Hashes(file.size)
-        have = hashes.read(part) if part.exists() else 0
+        hasher = _hasher(file)
+        have = _feed(hasher, part) if part.exists() else 0
         if have > file.size:
             part.unlink()
             raise Again(f"{have:,} bytes had arrived, the file has {file.size:,}")
@@ -209,34 +201,33 @@ class Hub:
                     hf_raise_for_status(response)
                 if have and response.status_code != 206:
                     out.truncate(0)
-                    hashes, have = _Hashes(file.size), 0
+                    hasher, have = _hasher(file), 0
                 _check_answer(response, file, have)
-                self._copy(response, file, out, hashes, have, progress)
+                self._copy(response, file, out, hasher, have, progress)
                 out.flush()
                 os.fsync(out.fileno())
-        if not hashes.match(file):
+        if not _right(hasher, file):
             part.unlink()
             raise Again(f"the content of {file.path} is not what the hub lists (wrong hash)")
-        return hashes.sha256.hexdigest()
 
     def _copy(
         self,
         response: Response,
         file: RemoteFile,
         out: Any,
-        hashes: _Hashes,
+        hasher: hashlib._Hash,
         have: int,
         progress: Progress,
     ) -> None:
         window_start, window_bytes = time.monotonic(), 0
         for block in response.iter_bytes():
             out.write(block)
-            hashes.update(block)
+            hasher.update(block)
             have += len(block)
             window_bytes += len(block)
             progress(have)
             if have > file.size:
-                raise _TooLong(file, have)
+                raise Again(f"more than the {file.size:,} bytes of {file.path} arrived")
             elapsed = time.monotonic() - window_start
             if elapsed >= self.patience:
                 if window_bytes < _TRICKLE * elapsed and have < file.size:
@@ -286,51 +277,39 @@ def cached_path(file: RemoteFile) -> Path | None:
     return path if path.is_file() and path.stat().st_size == file.size else None
 
 
-def content_of(file: RemoteFile, path: Path) -> str | None:
-    """Read `path` completely; its hex SHA-256 if it is `file`, else None."""
-    hashes = _Hashes(file.size)
-    if hashes.read(path) != file.size or not hashes.match(file):
-        return None
-    return hashes.sha256.hexdigest()
+def is_content(path: Path, file: RemoteFile) -> bool:
+    """Whether `path` holds `file`; reads all of it."""
+    hasher = _hasher(file)
+    return _feed(hasher, path) == file.size and _right(hasher, file)
 
 
-class _TooLong(Again):
-    """More bytes than the file has: whatever it is, it is not the file."""
+def _hasher(file: RemoteFile) -> hashlib._Hash:
+    """SHA-256 of a large file, git's blob id of a small one: what the hub lists."""
+    if file.sha256:
+        return hashlib.sha256()
+    return hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
 
-    def __init__(self, file: RemoteFile, have: int) -> None:
-        super().__init__(f"more than the {file.size:,} bytes of {file.path} arrived")
+
+def _feed(hasher: hashlib._Hash, path: Path) -> int:
+    """Take in a file; its size."""
+    total = 0
+    with path.open("rb") as file:
+        while block := file.read(_CHUNK):
+            hasher.update(block)
+            total += len(block)
+    return total
 
 
-class _Hashes:
-    """SHA-256, and git's blob id, of a file of known size as it grows."""
-
-    def __init__(self, size: int) -> None:
-        self.sha256 = hashlib.sha256()
-        self.git = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
-
-    def update(self, block: bytes) -> None:
-        self.sha256.update(block)
-        self.git.update(block)
-
-    def read(self, path: Path) -> int:
-        """Take in a file; its size."""
-        total = 0
-        with path.open("rb") as file:
-            while block := file.read(_CHUNK):
-                self.update(block)
-                total += len(block)
-        return total
-
-    def match(self, file: RemoteFile) -> bool:
-        if file.sha256:
-            return self.sha256.hexdigest() == file.sha256
-        return not file.git_sha1 or self.git.hexdigest() == file.git_sha1
+def _right(hasher: hashlib._Hash, file: RemoteFile) -> bool:
+    expected = file.sha256 or file.git_sha1
+    return expected is None or hasher.hexdigest() == expected
 
 
 def _check_answer(response: Response, file: RemoteFile, have: int) -> None:
     """The body about to come must be the file: its length says so before a byte is written."""
     length = response.headers.get("Content-Length")
-    if length is None or have + int(length) == file.size:
+    packed = "Content-Encoding" in response.headers  # the length is then that of the packed bytes
+    if length is None or packed or have + int(length) == file.size:
         return
     kind = response.headers.get("Content-Type", "")
     if "html" in kind:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from sa3_models.catalogue import Model, catalogue
 from sa3_models.errors import ArtefactMissing, RunFailed, UsageError
-from sa3_models.hub import content_of
+from sa3_models.hub import is_content
 from sa3_models.paths import PUBLISHED, export_dir, sa3_home
 from sa3_models.sidecar import Machine, check_content, check_engine, read_sidecar
 from sa3_models.stages import Precision, Stage
@@ -124,7 +124,7 @@ def verify(
             elif path.stat().st_size != entry.size:
                 found = path.stat().st_size
                 problems.append(Problem(path, f"{found:,} bytes instead of {entry.size:,}"))
-            elif content_of(entry.remote(), path) is None:
+            elif not is_content(path, entry.remote()):
                 problems.append(Problem(path, "its content is not what was published"))
             else:
                 good += 1
@@ -240,11 +240,11 @@ def _engine_problem(engine: Path) -> str | None:
 
 def _checkpoint_state(model: Model) -> State:
     folder = model.checkpoint
-    if "checkpoint" in pulled(folder).groups:
-        return "complete" if complete_group(folder, "checkpoint") else "partial"
+    if complete_group(folder, "checkpoint"):
+        return "complete"
     config = (folder / "model_config.json").is_file()
     weights = any(folder.glob("*.safetensors"))
-    if config and weights:
+    if config and weights and "checkpoint" not in pulled(folder).groups:
         return "complete"  # put there by hand, or a user's directory
     return "partial" if config or weights else "absent"
 

@@ -23,7 +23,7 @@ import msgspec
 
 from sa3_models.errors import ArtefactMissing, RunFailed
 from sa3_models.files import whole_file
-from sa3_models.hub import Hub, RemoteFile, cached_files, cached_path, content_of
+from sa3_models.hub import Hub, RemoteFile, cached_files, cached_path, is_content
 from sa3_models.hub_trouble import disk_trouble
 from sa3_models.paths import sa3_home
 from sa3_models.wants import Want
@@ -204,7 +204,7 @@ def _same(target: Path, file: RemoteFile, record: Record | None) -> bool:
         return False
     if record and (record.sha256, record.git_sha1) == (file.sha256, file.git_sha1):
         return True
-    return content_of(file, target) is not None
+    return is_content(target, file)
 
 
 def _check_room(want: Want, fetches: Sequence[Fetch]) -> None:
@@ -257,7 +257,7 @@ def _link(source: Path, fetch: Fetch) -> bool:
         os.link(source, part)
     except OSError:
         shutil.copyfile(source, part)
-    if content_of(fetch.file, part) is None:
+    if not is_content(part, fetch.file):
         part.unlink()
         return False
     part.replace(fetch.target)

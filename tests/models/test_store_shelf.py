@@ -165,6 +165,12 @@ def test_list_tells_what_is_here(sa3, pulled):
     assert "not here" in line  # it shares two stages, but it is not here itself
 
 
+def test_a_pull_that_was_refused_leaves_nothing_to_list(sa3, hub):
+    hub.gated.add(MUSIC)
+    assert sa3("pull", "sm-music", "--checkpoint")[0] == 3
+    assert inventory.holding(resolve("sm-music")).empty
+
+
 def test_list_as_json_is_one_object_per_model(sa3, pulled):
     _, out, _ = sa3("list", "--json")
     rows = {row["name"]: row for row in map(json.loads, out.splitlines())}

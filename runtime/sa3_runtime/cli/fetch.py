@@ -70,8 +70,12 @@ def pull(
             continue
         before = [complete(want) for want in wants]
         report = Report(view)
-        for want in wants:
-            pull_files(want, hub=hub, report=report)
+        try:
+            for want in wants:
+                pull_files(want, hub=hub, report=report)
+        except KeyboardInterrupt:
+            view.note("what has arrived is kept: the same command goes on from there")
+            raise
         folders = list(dict.fromkeys(str(want.folder) for want in wants))
         if view.json:
             view.object({"model": model.name, "folders": folders, "bytes": report.fetched})
