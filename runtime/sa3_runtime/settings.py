@@ -53,7 +53,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("sampler", str, None, "pingpong, euler, rk4 or dpmpp (the model's own)"),
     Setting("schedule", str, None, "logsnr, full, full_sine, flux or none (the model's own)"),
     Setting("device", str, None, "cpu, cuda or cuda:N (CUDA if there is one, else the CPU)"),
-    Setting("precision", str, None, "fp32, fp16, bf16 or fp8 (what the device is best at)"),
+    Setting("precision", str, None, "fp16, fp8 or fp32 (what the device is best at)"),
     Setting("threads", int, None, "CPU threads (the cores this process may use)"),
     Setting("format", str, None, "sound format where the file name does not say it (wav)"),
     Setting("output", str, None, "folder for clips without a folder of their own (output/)"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sa3_models.errors import BatchIncomplete, Sa3Error, UsageError
+from sa3_models.errors import BatchIncomplete, RunFailed, Sa3Error, UsageError
 from sa3_models.geometry import latent_len_for, samples_for
 from sa3_runtime.cli.common import Command, option, talkative
 from sa3_runtime.settings import gather
@@ -66,6 +66,7 @@ def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
     from sa3_runtime.cli.device import device_name
     from sa3_runtime.cli.flags import precision_of
     from sa3_runtime.cli.jobs import Job, Manifest, read_jobs, refuse_doubles, shard_of
+    from sa3_runtime.request import SECONDS_DEFAULT
 
     names = ("model", "device", "precision", "threads", "offline")
     settings = gather({**{name: given[name] for name in names}, "format": given["form"]})
@@ -75,7 +76,8 @@ def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
     if model.kind != "generator":
         raise UsageError(f"{model.name} is an autoencoder alone: it cannot make a clip")
     folder = Path(out_dir)
-    precision = precision_of(settings["precision"].value, False, view)
+    device = device_name(settings["device"].value)
+    precision = precision_of(settings["precision"].value, device, settings["device"].value, view)
     shard, shards = shard_of(given["shard"])
     defaults = {
         name: settings[name].value
@@ -95,7 +97,7 @@ def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
     manifest = Manifest(folder, shard, shards)
     done = set() if given["force"] else manifest.done()
     todo = [job for job in good if job.key not in done]
-    todo.sort(key=lambda job: (latent_len_for(job.request.seconds or 30.0), job.line))
+    todo.sort(key=lambda job: (latent_len_for(job.request.seconds or SECONDS_DEFAULT), job.line))
     work = _Work(view, model, manifest, settings["format"].value, force=given["force"])
     for line, error in broken:
         work.failed(line, None, None, error)
@@ -108,7 +110,7 @@ def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
         with Progress(view) as progress:
             session = load(
                 model.name if model.repo or model.embedded else model.checkpoint,
-                device=device_name(settings["device"].value),
+                device=device,
                 threads=settings["threads"].value,
                 free_models=given["free_models"],
                 precision=precision,
@@ -148,6 +150,7 @@ class _Work:
         """Make one row's clip."""
         from sa3_runtime.audio.formats import encoding_for
         from sa3_runtime.cli.deliver import deliver, report
+        from sa3_runtime.cli.record import source_digest
         from sa3_runtime.cli.targets import Target, check
 
         began = time.monotonic()
@@ -159,10 +162,12 @@ class _Work:
             seconds = job.request.seconds or 0.0
             check(path, 2 * samples_for(seconds) * encoding.bytes_per_sample)
             clip = session.render(job.request)
-            done = deliver(self.model, clip, Target(path, encoding))
-        except Sa3Error as error:
+            digest = source_digest(job.request)
+            done = deliver(self.model, clip, Target(path, encoding), digest)
+        except Exception as error:  # whatever it is, the other rows are not to blame
             progress.clear()
-            self.failed(job.line, job.key, job.label, error)
+            known = error if isinstance(error, Sa3Error) else _unforeseen(error)
+            self.failed(job.line, job.key, job.label, known)
             return
         progress.clear()
         self.succeeded += 1
@@ -192,6 +197,11 @@ class _Work:
         self.view.warn(f"line {line}: {error}")
         if self.view.json:
             self.view.object(entry)
+
+
+def _unforeseen(error: Exception) -> RunFailed:
+    text = " ".join(str(error).split())[:300]
+    return RunFailed("unforeseen", found=f"{type(error).__name__} {text}")
 
 
 def _made_before(path: Path, request: Request) -> bool:

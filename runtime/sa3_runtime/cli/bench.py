@@ -57,11 +57,12 @@ def bench(view: View, seconds: str, repeat: int, **given: Any) -> None:
     base = Request("a steady tone", seed=0, steps=given["steps"], cfg=given["cfg"])
     requests = [replace(base, seconds=length) for length in lengths]
     began = time.perf_counter()
+    device = device_name(settings["device"].value)
     session = load(
         model.name if model.repo or model.embedded else model.checkpoint,
-        device=device_name(settings["device"].value),
+        device=device,
         threads=settings["threads"].value,
-        precision=precision_of(settings["precision"].value, False, view),
+        precision=precision_of(settings["precision"].value, device, settings["device"].value, view),
     )
     rows = []
     with session:

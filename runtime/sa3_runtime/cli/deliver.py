@@ -33,8 +33,17 @@ class Delivered:
     bytes: int
 
 
-def deliver(model: Model, clip: Clip, target: Target, *, picture: bool = False) -> Delivered:
+def deliver(
+    model: Model, clip: Clip, target: Target, digest: str | None, *, picture: bool = False
+) -> Delivered:
     """Write a clip.
+
+    Args:
+        model: that made it.
+        clip: as rendered.
+        target: where it goes.
+        digest: `source_digest` of its request.
+        picture: also draw it, beside the file.
 
     Raises:
         RunFailed: it could not be written; it was saved elsewhere if that was possible, and the
@@ -42,7 +51,7 @@ def deliver(model: Model, clip: Clip, target: Target, *, picture: bool = False) 
     """
     from sa3_runtime import audio
 
-    tags = tags_of(record_of(model, clip.request, clip.device))
+    tags = tags_of(record_of(model, clip.request, clip.device, digest))
     if target.path is None:
         data = audio.encode(clip.pcm, clip.sample_rate, target.encoding, tags)
         sys.stdout.flush()

@@ -280,36 +280,33 @@ def _range_of(text: str) -> tuple[float, float]:
     raise UsageError("an inpaint range is START:END in seconds", found=text, hint="as in 2.5:4")
 
 
-def translate_dialect(
-    flags: Mapping[str, Any], dialect: Mapping[str, Any], autoencoder: str, view: View
-) -> dict[str, Any]:
+def translate_dialect(given: Mapping[str, Any], autoencoder: str, view: View) -> dict[str, Any]:
     """Fold the flags of the published tools into ours.
 
     Args:
-        flags: of `request_flags`; a changed copy is returned.
-        dialect: of `dialect_flags`.
+        given: of `request_flags` and `dialect_flags`; a changed copy is returned.
         autoencoder: catalogue name of the model's own autoencoder.
         view: for the notes.
 
     Raises:
         UsageError: a flag that contradicts the request or asks for what there is not.
     """
-    flags = dict(flags)
-    decoder = dialect["decoder"]
+    flags = dict(given)
+    decoder = flags["decoder"]
     if decoder is not None and decoder.lower() != autoencoder:
         raise UsageError(
             "that decoder does not belong to the model",
             found=f"{decoder}, the model's is {autoencoder}",
             hint="leave --decoder away: it follows from --model",
         )
-    if dialect["lora"] or dialect["lora_strength"] is not None or dialect["lora_index"] is not None:
+    if flags["lora"] or flags["lora_strength"] is not None or flags["lora_index"] is not None:
         raise UsageError("adapters (LoRA) are not supported")
-    source = dialect["inpaint_audio"]
+    source = flags["inpaint_audio"]
     if source is not None:
         if flags["init_audio"] not in (None, source):
             raise UsageError("--init-audio and --inpaint-audio name two files")
         flags["init_audio"] = source
-    starts, ends = dialect["inpaint_start"], dialect["inpaint_end"]
+    starts, ends = flags["inpaint_start"], flags["inpaint_end"]
     if len(starts) != len(ends):
         raise UsageError(
             "--inpaint-start and --inpaint-end belong together",
@@ -317,8 +314,8 @@ def translate_dialect(
         )
     pairs = tuple(f"{start}:{end}" for start, end in zip(starts, ends, strict=True))
     flags["inpaint"] = (*flags["inpaint"], *pairs)
-    if dialect["peak_ceiling_dbfs"] is not None:
-        decibels = dialect["peak_ceiling_dbfs"]
+    if flags["peak_ceiling_dbfs"] is not None:
+        decibels = flags["peak_ceiling_dbfs"]
         if decibels > 0:
             raise UsageError("--peak-ceiling-dbfs must be at most 0", found=f"{decibels:g}")
         if decibels > -0.2:
@@ -330,23 +327,33 @@ def translate_dialect(
         ("mega_graph", "every mode is one graph"),
         ("dec_precision", "the decoder's precision follows from the model's files"),
     ):
-        if dialect[name] is not None:
+        if flags[name] is not None:
             view.note(f"note: --{name.replace('_', '-')} has no effect here: {why}")
     return flags
 
 
-def precision_of(text: str | None, no_half: bool, view: View) -> str | None:
+def precision_of(text: str | None, device: str, wanted: str | None, view: View) -> str | None:
     """The precision that is meant; retired names of the published tool mean fp16.
+
+    Args:
+        text: as given; None leaves it to the device.
+        device: that was chosen.
+        wanted: device that was asked for, None if nobody did.
+        view: for the notes.
 
     Raises:
         UsageError: an unknown one.
     """
     if text is None:
-        return "fp32" if no_half else None
+        return None
     word = text.lower()
     if word in ("bf16", "fp16mixed"):
         view.note(f"note: --precision {word} is retired, fp16 is used")
         word = "fp16"
     if word not in ("fp32", "fp16", "fp8"):
         raise UsageError("unknown precision", found=text, hint="fp16, fp8 or fp32")
+    if device == "cpu" and wanted is None and word != "fp32":
+        # a line that was written for a GPU; asking for both is the device's to refuse
+        view.note(f"note: --precision {word} is for GPUs, this machine's CPU computes in fp32")
+        return None
     return word

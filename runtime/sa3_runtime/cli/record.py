@@ -21,7 +21,7 @@ from sa3_runtime.request import Request
 if TYPE_CHECKING:
     from sa3_models.catalogue import Model
 
-__all__ = ["Record", "read_record", "record_of", "tags_of"]
+__all__ = ["Record", "check_source", "read_record", "record_of", "source_digest", "tags_of"]
 
 SOFTWARE = f"sa3 {__version__}"
 
@@ -46,13 +46,19 @@ class Record:
         return self.directory or self.model
 
 
-def record_of(model: Model, request: Request, device: str | None) -> Record:
-    """The record of a resolved request; paths become absolute, the source is hashed."""
-    digest = None
+def source_digest(request: Request) -> str | None:
+    """SHA-256 of the init audio's file; None without one."""
+    source = Path(request.init_audio or "")
+    return sha256_of(source) if request.init_audio and source.is_file() else None
+
+
+def record_of(model: Model, request: Request, device: str | None, digest: str | None) -> Record:
+    """The record of a resolved request; the path of its source becomes absolute.
+
+    digest: `source_digest` of the request, which a caller with many clips computes once.
+    """
     if request.init_audio is not None:
-        source = Path(request.init_audio).absolute()
-        request = replace(request, init_audio=str(source))
-        digest = sha256_of(source) if source.is_file() else None
+        request = replace(request, init_audio=str(Path(request.init_audio).absolute()))
     directory = None if model.repo or model.embedded else str(model.checkpoint)
     return Record(model.name, request, directory, digest, device)
 

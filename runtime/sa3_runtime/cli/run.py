@@ -38,6 +38,7 @@ class Run:
     def __init__(self, view: View, words: Sequence[str], given: Mapping[str, Any]) -> None:
         self.view, self.words, self.given = view, words, given
         self.source: AudioIn | None = None
+        self.digest: str | None = None
         flags = {name: given[name] for name in (*_SETTINGS, "offline")}
         self.settings: dict[str, Value] = gather({**flags, "format": given["form"]})
         if given["models_dir"]:
@@ -64,7 +65,8 @@ class Run:
             raise UsageError(
                 f"{model.name} is an autoencoder alone: it cannot make a clip", hint="sa3 list"
             )
-        device, precision = self._device(), self._precision()
+        device = self._device()
+        precision = self._precision(device)
         requests = self._requests(model, record)
         targets = self._targets(model, requests)
         if self.given["dry_run"]:
@@ -88,10 +90,11 @@ class Run:
     def _requests(self, model: Model, record: Record | None) -> list[Request]:
         """The resolved requests: nothing is left open, everything is checked."""
         from sa3_runtime.cli.flags import requests_of, translate_dialect
+        from sa3_runtime.cli.record import source_digest
         from sa3_runtime.request import Limits
 
         limits = Limits(model.name, float(model.max_seconds), model.steps, model.sampler, model.cfg)
-        flags = translate_dialect(self.given, self.given, model.autoencoder, self.view)
+        flags = translate_dialect(self.given, model.autoencoder, self.view)
         flags["seconds"] = _seconds(flags["seconds"], limits)
         base = record.request if record else self._base()
         if not record and not self.words and not flags["prompts"]:
@@ -103,6 +106,7 @@ class Run:
         length = None
         if requests[0].init_audio is not None:
             self.source = self._read(requests[0], limits)
+            self.digest = source_digest(requests[0])
             length = min(self.source.samples.shape[1] / SAMPLE_RATE, limits.max_seconds)
         return [request.resolve(limits, source_seconds=length) for request in requests]
 
@@ -157,7 +161,7 @@ class Run:
         chosen = targets(out, form, names, folder, force=self.given["force"])
         needed = 0
         for target, request in zip(chosen, requests, strict=True):
-            check_encodable(target.encoding, tags_of(record_of(model, request, None)))
+            check_encodable(target.encoding, tags_of(record_of(model, request, None, self.digest)))
             if target.path is None:
                 continue
             needed += 2 * samples_for(request.seconds or 0) * target.encoding.bytes_per_sample
@@ -241,17 +245,18 @@ class Run:
 
         return device_name(self.setting("device"))
 
-    def _precision(self) -> str | None:
+    def _precision(self, device: str) -> str | None:
         from sa3_runtime.cli.flags import precision_of
 
-        return precision_of(self.setting("precision"), self.given["no_half"], self.view)
+        wanted = self.setting("precision") or ("fp32" if self.given["no_half"] else None)
+        return precision_of(wanted, device, self.setting("device"), self.view)
 
     def _deliver(self, model: Model, clip: Clip, target: Target) -> None:
         """Write the clip, say where it is, show and play it."""
         from sa3_runtime.cli.deliver import deliver, report
 
         picture = self.given["spectrogram"]
-        done = deliver(model, clip, target, picture=picture)
+        done = deliver(model, clip, target, self.digest, picture=picture)
         self.view.note(
             f"done: {clip.duration:.4g} s of sound in {duration(clip.seconds.get('total', 0))}, "
             f"seed {clip.request.seed}, {clip.model}, {clip.device}"

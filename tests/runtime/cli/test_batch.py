@@ -139,6 +139,23 @@ def test_failures_are_written_down_and_the_rest_goes_on(batch, jobs, own_place):
     assert "0 made, 1 skipped, 10 failed" in again.err
 
 
+def test_an_unforeseen_fault_of_one_row_is_not_the_end(batch, jobs, own_place, monkeypatch):
+    from sa3_runtime.session import Session
+
+    render = Session.render
+
+    def fails(self, request, **kw):
+        if request.prompt == "short":
+            raise MemoryError("no room")
+        return render(self, request, **kw)
+
+    monkeypatch.setattr(Session, "render", fails)
+    ran = batch(jobs(*ROWS))
+    assert ran.code == 6
+    assert [entry["status"] for entry in manifest(own_place)] == ["failed", "done", "done"]
+    assert "MemoryError no room" in ran.err
+
+
 def test_rows_without_a_seed_keep_theirs(batch, jobs, own_place):
     path = jobs({"prompt": "x", "seconds": 0.2}, {"prompt": "y", "seconds": 0.2})
     batch(path)

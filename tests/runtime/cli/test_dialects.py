@@ -147,6 +147,15 @@ def test_the_published_names_of_decoders_agree_with_their_models(sa3):
     assert sa3("--prompt", "x", "--dit", "medium", "--decoder", "same-s", "--dry-run").code == 2
 
 
+def test_a_precision_for_gpus_is_told_where_there_is_none(sa3, stub, monkeypatch):
+    monkeypatch.delenv("SA3_DEVICE")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    ran = sa3("x", "-m", stub, "--seconds", 0.2, "--precision", "fp16")
+    assert ran.code == 0
+    assert "--precision fp16 is for GPUs, this machine's CPU computes in fp32" in ran.err
+    assert sa3("x", "-m", stub, "--precision", "fp16", "--device", "cpu").code != 0
+
+
 def test_models_dir_is_the_home_of_that_run(sa3, own_place):
     ran = sa3("x", "-m", "small-music", "--models-dir", own_place / "engines")
     assert ran.code == 3

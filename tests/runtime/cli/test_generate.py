@@ -497,6 +497,36 @@ def test_what_cannot_be_delivered_is_refused_at_once(clip, no_loading, own_place
     assert "flac needs the package soundfile – pip install" in ran.err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
+def test_a_full_disk_is_code_1_and_the_clip_is_kept(clip):
+    """CASES 28: full disk."""
+    ran = clip("x", "-o", "/dev/full")
+    assert ran.code == 1
+    assert "No space left on device" in ran.err
+    rescued = Path(ran.err.rsplit("the clip is in ", 1)[1].strip())
+    assert len(pcm_of(rescued)) == RATE // 2
+
+
+def test_killed_while_writing_the_old_file_is_intact(script, stub, own_place):
+    """CASES 55: kill -9 during the write."""
+    path = own_place / "a.wav"
+    path.write_bytes(b"mine")
+    code = f"""
+import os, pathlib, signal
+def half(self, data):
+    with open(self, "wb") as file:
+        file.write(data[: len(data) // 2])
+        file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+pathlib.Path.write_bytes = half
+from sa3_runtime.cli.app import main
+main(["x", "-m", {str(stub)!r}, "--seconds", "1", "-o", {str(path)!r}, "--force"])
+"""
+    assert script(code).returncode == -9
+    assert path.read_bytes() == b"mine"
+    assert [entry.suffix for entry in own_place.iterdir() if entry.name != "a.wav"] == [".part"]
+
+
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder nobody can write to")
 def test_an_unwritable_folder_is_refused_before_loading(clip, no_loading):
     """CASES 28, 35: the target is tried first; /proc refuses even the administrator."""
