@@ -178,7 +178,7 @@ def _pieces(model: Any, piece_bytes: int) -> Iterator[Any]:
     held = 0
     for node in graph.node:
         size = sum(_size(weights[name]) for name in node.input if name in weights)
-        if held + size > piece_bytes and cuts[-1]:
+        if size and held + size > piece_bytes and cuts[-1]:
             cuts.append([])
             held = 0
         cuts[-1].append(node)

@@ -47,16 +47,33 @@ def emulated(model: Any) -> Any:
     declared = [onnx.ValueInfoProto.FromString(info.SerializeToString()) for info in declared]
     del graph.value_info[:]
     graph.value_info.extend(declared)
+
+    def declared_wide(name: str) -> None:
+        graph.value_info.append(onnx.helper.make_tensor_value_info(name, wide, None))
+
     stored = {tensor.name for tensor in graph.initializer if tensor.data_type in half}
     for tensor in graph.initializer:
         if tensor.name in stored:
             tensor.name = f"{tensor.name}@stored"
     nodes = []
+    widened: set[str] = set()
     for node in graph.node:
+        if node.op_type == "Gather" and node.input[0] in stored:
+            # rows of a large table are widened, not the table
+            rows = f"{node.output[0]}@rows"
+            pick = onnx.helper.make_node(
+                "Gather", [f"{node.input[0]}@stored", node.input[1]], [rows]
+            )
+            pick.attribute.extend(node.attribute)
+            nodes += [pick, onnx.helper.make_node("Cast", [rows], [node.output[0]], to=wide)]
+            declared_wide(node.output[0])
+            continue
         for name in dict.fromkeys(node.input):
-            if name in stored:  # widened just before its first use, so that few are held at once
-                stored.remove(name)
+            if name in stored and name not in widened:
+                # just before its first use, so that few are held at once
+                widened.add(name)
                 nodes.append(onnx.helper.make_node("Cast", [f"{name}@stored"], [name], to=wide))
+                declared_wide(name)
         if node.op_type == "Cast" and node.attribute[0].i in half:
             node.attribute[0].i = wide
         rounded = [name for name in node.output if formats.get(name) in half]
@@ -70,7 +87,7 @@ def emulated(model: Any) -> Any:
                 onnx.helper.make_node("Cast", [f"{name}@exact"], [narrow], to=formats[name]),
                 onnx.helper.make_node("Cast", [narrow], [name], to=wide),
             ]
-            graph.value_info.append(onnx.helper.make_tensor_value_info(name, wide, None))
+            declared_wide(name)
     for info in (*graph.input, *graph.output):
         if info.type.tensor_type.elem_type in half:
             info.type.tensor_type.elem_type = wide

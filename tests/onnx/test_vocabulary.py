@@ -243,6 +243,20 @@ def test_a_graph_in_pieces_gives_what_it_gives_in_one(tmp_path: Path, precision:
     assert [p.name for p in tmp_path.iterdir() if "part" in p.name] == []
 
 
+def test_rows_of_a_table_larger_than_a_piece_are_picked_in_half_precision(tmp_path: Path) -> None:
+    table = RNG.standard_normal((500, 64))
+
+    def emit(g: Author, x: Tensor) -> Tensor:
+        rows = g.op("Gather", g.weight("table", table), g.ints(499, 7, 0), axis=0)
+        return g.op("Add", x, v.matmul(g, rows, g.weight("w", np.eye(64))))
+
+    path = write(tmp_path, emit, (3, 64), precision="fp16")
+    model = emulated(onnx.load(str(path), load_external_data=False))
+    x = np.zeros((3, 64), np.float32)
+    got = run_in_pieces(model, path, {"x": x}, piece_bytes=1000)["y"]
+    np.testing.assert_array_equal(got, table[[499, 7, 0]].astype(np.float16))
+
+
 def test_emulation_rounds_every_result(tmp_path: Path) -> None:
     """A sum that half precision cannot hold: 2048 + 1 = 2048 in FP16, 256 + 1 = 256 in BF16."""
 
