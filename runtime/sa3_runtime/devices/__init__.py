@@ -28,7 +28,7 @@ __all__ = ["Device", "DeviceOptions", "OnProgress", "Progress", "Run", "open_dev
 class Progress:
     """Where a render stands: `done` of `total` runs of a stage are finished after `seconds`.
 
-    stage: a stage name, or "load" and "export" before the first run. done = 0 announces it.
+    stage: a stage name, or "load" for loading weights. done = 0 announces it.
     """
 
     stage: str

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -131,32 +132,20 @@ class CpuDevice:
         last_run = {s.stage: i for i, s in enumerate(plan.steps) if isinstance(s, RunStage)}
         # an observer may look at every buffer at any time
         dying = {} if observe else _last_uses(plan)
-        total = Counter(step.stage for step in plan.steps if isinstance(step, RunStage))
-        done: Counter[str] = Counter()
-        seconds: dict[str, float] = {}
+        tally = _Tally(plan, progress, to_load=len(last_run.keys() - self._loaded.keys()))
         begin = time.perf_counter()
-
-        def tell(stage: str) -> None:
-            if progress:
-                spent = seconds.get(stage, 0.0)
-                progress(Progress(stage, done[stage], total[stage], spent))
-
         for index, step in enumerate(plan.steps):
             if isinstance(step, RunStage):
-                stage = step.stage
-                if not done[stage]:
-                    tell(stage)
-                start = time.perf_counter()
-                self._stage(stage).run(
-                    {port: buffers[name] for port, name in step.inputs},
-                    {port: buffers[name] for port, name in step.outputs},
-                    last=last_run[stage] == index,
-                )
-                if self._free_models and last_run[stage] == index:
+                stage, last = step.stage, last_run[step.stage] == index
+                runner = self._stage(stage, tally)
+                with tally.counted(stage):
+                    runner.run(
+                        {port: buffers[name] for port, name in step.inputs},
+                        {port: buffers[name] for port, name in step.outputs},
+                        last=last,
+                    )
+                if self._free_models and last:
                     self._loaded.pop(stage).close()
-                seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start
-                done[stage] += 1
-                tell(stage)
             elif isinstance(step, DrawNoise) and noise is not None:
                 buffers[step.out][...] = noise(step.draw)
             else:
@@ -165,15 +154,43 @@ class CpuDevice:
                 del buffers[name]
             if observe is not None:
                 observe(step, buffers)
-        seconds["total"] = time.perf_counter() - begin
-        return Run({b.name: buffers[b.name] for b in plan.of_kind("output")}, seconds)
+        tally.seconds["total"] = time.perf_counter() - begin
+        return Run({b.name: buffers[b.name] for b in plan.of_kind("output")}, tally.seconds)
 
-    def _stage(self, name: str) -> OrtStage:
+    def _stage(self, name: str, tally: _Tally) -> OrtStage:
         if name not in self._loaded:
             if name not in self._files:
                 raise ArtefactMissing(f"this model has no file for stage {name}")
-            self._loaded[name] = OrtStage(self._files[name], threads=self.threads)
+            with tally.counted("load"):
+                self._loaded[name] = OrtStage(self._files[name], threads=self.threads)
         return self._loaded[name]
+
+
+class _Tally:
+    """Counts and times what a run does, and tells whoever asked."""
+
+    def __init__(self, plan: Plan, progress: OnProgress | None, *, to_load: int) -> None:
+        self.seconds: dict[str, float] = {}
+        self._progress = progress
+        self._done: Counter[str] = Counter()
+        self._total = Counter(step.stage for step in plan.steps if isinstance(step, RunStage))
+        self._total["load"] = to_load
+
+    @contextmanager
+    def counted(self, what: str) -> Iterator[None]:
+        """Time the body as one of the runs of a stage, or as one "load"."""
+        if not self._done[what]:
+            self._tell(what)
+        begin = time.perf_counter()
+        yield
+        self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - begin
+        self._done[what] += 1
+        self._tell(what)
+
+    def _tell(self, what: str) -> None:
+        if self._progress is not None:
+            spent = self.seconds.get(what, 0.0)
+            self._progress(Progress(what, self._done[what], self._total[what], spent))
 
 
 def _allocate(plan: Plan, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
