@@ -95,7 +95,7 @@ class Bundle:
         The key of a directory holds its fingerprint already; without weights there is nothing to
         compare with.
         """
-        if not self._has_weights or self.model.name not in catalogue.names():
+        if self.directory is not None or not self._has_weights:
             return True
         made_from = read_graph_file(path).metadata.get("checkpoint")
         return made_from in (None, self._fingerprint)
@@ -188,10 +188,14 @@ class Bundle:
             )
 
     @property
+    def directory(self) -> str | None:
+        """Its checkpoint directory, if it has no name in the catalogue."""
+        return None if self.model.name in catalogue.names() else str(self.model.checkpoint)
+
+    @property
     def _word(self) -> str:
         """What names the model on a command line."""
-        known = self.model.name in catalogue.names()
-        return self.model.name if known else str(self.model.checkpoint)
+        return self.directory or self.model.name
 
     def _export_dir(self, stage: Stage) -> Path:
         return paths.export_dir(self.model.name, self.model.stage_dir(stage))

@@ -217,7 +217,8 @@ class Clip:
     warnings: what a person must know about it: a cut prompt, silence, a constant.
     notes: what was done on the way: resampling, a source cut to length.
     seconds: wall time by stage, and "total".
-    model: key of the model; device: what it ran on.
+    model: key of the model; device: what it ran on; directory: of a model that has no name in the
+        catalogue.
     """
 
     pcm: NDArray[np.int16] = field(repr=False)
@@ -229,6 +230,7 @@ class Clip:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    directory: str | None = None
 
     @property
     def duration(self) -> float:
@@ -247,15 +249,24 @@ class Clip:
         Args:
             path: the file.
             format: wav, wav24, wavf, flac, … as `sa3_runtime.audio.formats` names them.
-            tags: title, software and comment; by default the prompt and the request as JSON.
+            tags: title, software and comment; by default the prompt and, as JSON, all that
+                `./sa3 generate --from` needs to make the clip again.
         """
         import json
 
+        from sa3_models import __version__
         from sa3_runtime import audio
 
         if tags is None:
-            request = {"model": self.model, **self.request.as_dict()}
-            tags = {"title": self.request.prompt, "comment": json.dumps(request)}
+            made = {"sa3": __version__, "model": self.model, "device": self.device}
+            if self.directory is not None:
+                made["directory"] = self.directory
+            comment = json.dumps({**made, "request": self.request.as_dict()})
+            tags = {
+                "title": self.request.prompt or "(no prompt)",
+                "software": f"sa3 {__version__}",
+                "comment": comment,
+            }
         return audio.write(path, self.pcm, sample_rate=self.sample_rate, format=format, tags=tags)
 
 

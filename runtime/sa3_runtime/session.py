@@ -155,6 +155,7 @@ class Session:
             warnings=(*planned.warnings, *_judge(pcm)),
             notes=planned.notes,
             seconds=dict(run.seconds),
+            directory=self.bundle.directory,
         )
 
     def plan(

@@ -97,6 +97,29 @@ def test_a_changed_checkpoint_directory_is_exported_anew(
     assert np.abs(first.latents - second.latents).max() > 1e-3
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.model.transformer.layers.0.pre_norm.gamma",
+        "model.model.transformer.layers.1.self_attn.q_norm.gamma",
+    ],
+)
+def test_a_gain_that_is_five_percent_off_is_heard(
+    data: Path, own_home: Path, tmp_path: Path, name: str
+) -> None:
+    """CASES 53: the tolerance of the golden tests would notice."""
+    clips = []
+    for directory, gain in ((data / "tiny-music", 1.0), (tmp_path / "off", 1.05)):
+        if gain != 1.0:
+            shutil.copytree(data / "tiny-music", directory)
+            tensors = load_file(directory / "model.safetensors")
+            tensors[name] = (tensors[name].astype(np.float32) * gain).astype(np.float32)
+            save_file(tensors, directory / "model.safetensors")
+        with load(directory, threads=1) as session:
+            clips.append(session.generate("x", seconds=1, seed=1))
+    assert np.abs(clips[0].latents - clips[1].latents).max() > 10 * 3e-4
+
+
 def test_weights_that_are_not_numbers_are_named(data: Path, own_home: Path, tmp_path: Path) -> None:
     directory = tmp_path / "broken"
     shutil.copytree(data / "tiny-music", directory)

@@ -231,6 +231,28 @@ def test_a_source_file_is_read_and_its_length_is_the_clips(
     assert clip.request.init_audio == str(path)
 
 
+def test_a_saved_clip_says_how_to_make_it_again(stub_session: Session, tmp_path: Path) -> None:
+    from sa3_runtime.audio import read_tags
+    from sa3_runtime.cli.record import read_record
+
+    clip = stub_session.generate("Dalí — 太鼓", seconds=0.5)
+    path = clip.save(tmp_path / "a.wav")
+    assert read_tags(path)["title"] == "Dalí — 太鼓"
+    record = read_record(path)
+    assert record.request == clip.request
+    with load(record.model_word, threads=1) as session:
+        np.testing.assert_array_equal(session.render(record.request).pcm, clip.pcm)
+
+
+def test_threads_change_sound_by_rounding_alone(tiny: Path, session: Session) -> None:
+    """CASES 34."""
+    request = Request("x", seconds=1, seed=2)
+    one = session.render(request).pcm.astype(float)
+    with load(tiny, threads=2) as other:
+        two = other.render(request).pcm.astype(float)
+    assert np.corrcoef(one.ravel(), two.ravel())[0, 1] > 0.999
+
+
 def test_little_noise_stays_near_the_source(session: Session) -> None:
     """The level is what decides how much of the source is left."""
     source = np.sin(np.arange(44_100) / 30)[None].repeat(2, 0).astype(np.float32) * 0.3
