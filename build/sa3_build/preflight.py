@@ -6,6 +6,7 @@ Each check returns or raises; the first problem found is reported, cheapest chec
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence, Set
 from pathlib import Path
@@ -100,6 +101,8 @@ def check_formats(name: str, dtypes: Set[str], targets: Sequence[Architecture]) 
 def _check_disk(orders: Sequence[Order]) -> None:
     home = orders[0].home
     folder = next(path for path in (home, *home.parents) if path.exists())
+    if not os.access(folder, os.W_OK):
+        raise BuildFailed(f"nothing can be written to {folder}", hint="set SA3_HOME elsewhere")
     needed, free = sum(order.disk_bytes() for order in orders), shutil.disk_usage(folder).free
     if needed > free:
         raise BuildFailed(

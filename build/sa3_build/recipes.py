@@ -57,5 +57,5 @@ def estimate(*, nodes: int, weight_bytes: int, profiles: int) -> tuple[float, in
     Fitted to measured builds (docs/building.md): compile time goes with nodes and profiles, memory
     with the weights, of which the builder holds several copies.
     """
-    seconds = 1 + 0.013 * nodes * max(profiles, 1) + 4e-9 * weight_bytes
+    seconds = 1 + 0.012 * nodes * max(profiles, 1) + 12e-9 * weight_bytes
     return seconds, BASE_RSS + round(3.3 * weight_bytes)

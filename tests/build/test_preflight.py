@@ -134,6 +134,12 @@ def test_too_little_disk_is_told_with_both_sizes(order, monkeypatch):
         check_orders([order()])
 
 
+def test_a_folder_that_cannot_be_written_is_told(order, monkeypatch):
+    monkeypatch.setattr(preflight_module.os, "access", lambda path, mode: False)
+    with pytest.raises(BuildFailed, match="nothing can be written"):
+        check_orders([order()])
+
+
 def test_too_little_memory_counts_the_jobs_that_run_at_once(order, monkeypatch):
     wanted = order()
     one = wanted.estimate()[1]
