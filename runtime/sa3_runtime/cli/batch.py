@@ -66,6 +66,7 @@ def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
     from sa3_runtime.cli.device import device_name
     from sa3_runtime.cli.flags import precision_of
     from sa3_runtime.cli.jobs import Job, Manifest, read_jobs, refuse_doubles, shard_of
+    from sa3_runtime.cli.record import word_of
     from sa3_runtime.request import SECONDS_DEFAULT
 
     names = ("model", "device", "precision", "threads", "offline")
@@ -109,7 +110,7 @@ def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
 
         with Progress(view) as progress:
             session = load(
-                model.name if model.repo or model.embedded else model.checkpoint,
+                word_of(model),
                 device=device,
                 threads=settings["threads"].value,
                 free_models=given["free_models"],

@@ -45,6 +45,7 @@ def bench(view: View, seconds: str, repeat: int, **given: Any) -> None:
     from sa3_models.catalogue import resolve
     from sa3_runtime.cli.device import device_name
     from sa3_runtime.cli.flags import precision_of
+    from sa3_runtime.cli.record import word_of
     from sa3_runtime.request import Request
     from sa3_runtime.session import load
 
@@ -59,7 +60,7 @@ def bench(view: View, seconds: str, repeat: int, **given: Any) -> None:
     began = time.perf_counter()
     device = device_name(settings["device"].value)
     session = load(
-        model.name if model.repo or model.embedded else model.checkpoint,
+        word_of(model),
         device=device,
         threads=settings["threads"].value,
         precision=precision_of(settings["precision"].value, device, settings["device"].value, view),

@@ -21,7 +21,15 @@ from sa3_runtime.request import Request
 if TYPE_CHECKING:
     from sa3_models.catalogue import Model
 
-__all__ = ["Record", "check_source", "read_record", "record_of", "source_digest", "tags_of"]
+__all__ = [
+    "Record",
+    "check_source",
+    "read_record",
+    "record_of",
+    "source_digest",
+    "tags_of",
+    "word_of",
+]
 
 SOFTWARE = f"sa3 {__version__}"
 
@@ -46,6 +54,11 @@ class Record:
         return self.directory or self.model
 
 
+def word_of(model: Model) -> str:
+    """What names a model again: its catalogue name, or the path of its directory."""
+    return model.name if model.repo or model.embedded else str(model.checkpoint)
+
+
 def source_digest(request: Request) -> str | None:
     """SHA-256 of the init audio's file; None without one."""
     source = Path(request.init_audio or "")
@@ -59,8 +72,8 @@ def record_of(model: Model, request: Request, device: str | None, digest: str | 
     """
     if request.init_audio is not None:
         request = replace(request, init_audio=str(Path(request.init_audio).absolute()))
-    directory = None if model.repo or model.embedded else str(model.checkpoint)
-    return Record(model.name, request, directory, digest, device)
+    word = word_of(model)
+    return Record(model.name, request, None if word == model.name else word, digest, device)
 
 
 def tags_of(record: Record) -> dict[str, str]:

@@ -207,14 +207,16 @@ class Run:
         precision: str | None,
     ) -> None:
         from sa3_runtime.cli.progress import Progress
+        from sa3_runtime.cli.record import word_of
         from sa3_runtime.devices import Progress as Event
         from sa3_runtime.session import load
 
+        self._announce_export(model, device)
         told: set[str] = set()
         with Progress(self.view) as progress:
             progress(Event("load", 0, 1, 0.0))
             session = load(
-                model.name if model.repo or model.embedded else model.checkpoint,
+                word_of(model),
                 device=device,
                 threads=self.setting("threads"),
                 free_models=self.given["free_models"],
@@ -231,6 +233,20 @@ class Run:
                     progress.clear()
                     self._tell(clip, told)
                     self._deliver(model, clip, target)
+
+    def _announce_export(self, model: Model, device: str) -> None:
+        """Say that a first use takes longer, where no progress is drawn that shows it."""
+        from sa3_models.stages import DIT_PARTS, Stage
+        from sa3_runtime.bundle import RENDER_STAGES, find_bundle
+        from sa3_runtime.cli.record import word_of
+
+        if device == "cpu" and not self.view.progress:
+            bundle = find_bundle(word_of(model))
+            missing = {s for s in RENDER_STAGES if bundle.onnx_file(s, "fp32") is None}
+            if bundle.onnx_file(Stage.DIT, "fp32"):
+                missing -= set(DIT_PARTS)
+            if missing:
+                self.view.note(f"exporting {model.name} first; a large model takes minutes")
 
     def _tell(self, clip: Clip, told: set[str]) -> None:
         """What is to be known about a clip; the same words about several clips only once."""
@@ -261,6 +277,9 @@ class Run:
             f"done: {clip.duration:.4g} s of sound in {duration(clip.seconds.get('total', 0))}, "
             f"seed {clip.request.seed}, {clip.model}, {clip.device}"
         )
+        if self.view.verbose:
+            stages = (f"{stage} {spent:.3f} s" for stage, spent in clip.seconds.items())
+            self.view.note(", ".join(stages))
         if self.view.json:
             self.view.object(report(clip, done))
         elif done.path:
