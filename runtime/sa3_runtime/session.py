@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sa3_models.errors import RunFailed, UsageError
-from sa3_models.geometry import PCM_PEAK, SAMPLE_RATE
+from sa3_models.geometry import PCM_PEAK, SAMPLE_RATE, SAMPLES_PER_LATENT
+from sa3_models.stages import Stage
 from sa3_runtime.bundle import Bundle, find_bundle
 from sa3_runtime.devices import Device, DeviceOptions, OnProgress, open_device
 from sa3_runtime.limiter import CEILING, limit
+from sa3_runtime.plan import RunStage
 from sa3_runtime.planner import Planned, Planner
 from sa3_runtime.request import Clip, Limits, Request
 from sa3_runtime.splice import splice, to_pcm
@@ -192,15 +194,42 @@ class Session:
             self.device.io,
             shift=self.bundle.config.shift,
             margins=self.bundle.margins,
-            windows=self.device.window,
+            windows=self._windows(),
         )
         planned = planner.plan(tokens, negative, source)
+        self._check_lengths(planned)
         planned = replace(
             planned,
             notes=(*notes, *planned.notes),
             warnings=(*warnings, *planned.warnings),
         )
         return request, planned, source
+
+    def _windows(self) -> dict[str, int]:
+        """Latents that encoder and decoder code in one piece: what is fine and possible here."""
+        return {
+            stage: min(window, self.device.latent_range(stage)[1])
+            for stage, window in self.device.window.items()
+        }
+
+    def _check_lengths(self, planned: Planned) -> None:
+        """Refuse a length that a stage's file can't take; nothing pads or clips it in silence.
+
+        Raises:
+            UsageError: with the range the stage takes.
+        """
+        for step in planned.plan.steps:
+            if not isinstance(step, RunStage) or step.stage == Stage.TEXT:
+                continue
+            least, most = self.device.latent_range(step.stage)
+            if not least <= step.latent_len <= most:
+                seconds = [n * SAMPLES_PER_LATENT / SAMPLE_RATE for n in (least, most)]
+                raise UsageError(
+                    f"the {step.stage} file of this model can't take this length",
+                    found=f"{step.latent_len} latents, it takes {least} to {most}",
+                    hint=f"clips from {seconds[0]:.2f} to {seconds[1]:.2f} s fit, or build a "
+                    f"wider engine: ./sa3 build {self.bundle.model.name}",
+                )
 
     def _tokens(self, text: str, what: str, warnings: list[str]) -> Tokens:
         if self._tokenizer is None:

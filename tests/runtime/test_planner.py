@@ -221,3 +221,32 @@ def test_stages_of_different_exports_are_refused(
     monkeypatch.setattr(stub_session.device, "io", answer)
     with pytest.raises(RunFailed, match="don't fit together at global_cond"):
         stub_session.plan(Request("x", seconds=1))
+
+
+@pytest.mark.parametrize(
+    ("stage", "least", "most", "seconds", "refused"),
+    [
+        ("dec", 32, 4096, 2.8, True),
+        ("dec", 32, 4096, 3.0, False),
+        ("dit_step", 1, 100, 9.2, False),
+        ("dit_step", 1, 100, 9.4, True),
+        ("dec", 1, 40, 30, False),
+    ],
+)
+def test_a_length_outside_a_stages_range_is_refused_or_windowed(
+    stub: Path, stage: str, least: int, most: int, seconds: float, refused: bool
+) -> None:
+    """CASES 23: engines have ranges; nothing pads or clips in silence."""
+    with load(stub, threads=1) as session:
+        given = session.device.latent_range
+        session.device.latent_range = (  # type: ignore[method-assign]
+            lambda name: (least, most) if name == stage else given(name)
+        )
+        request = Request("x", seconds=seconds)
+        if refused:
+            with pytest.raises(UsageError, match=f"{stage} file .* takes {least} to {most}"):
+                session.plan(request)
+            return
+        plan = session.plan(request)[1].plan
+        runs = [s.latent_len for s in plan.steps if isinstance(s, RunStage) and s.stage == stage]
+        assert all(least <= length <= most for length in runs)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sa3_models.errors import UsageError
-from sa3_runtime.planner import geometry_of
+from sa3_runtime.draft import geometry_of
 from sa3_runtime.request import Limits, Request
 
 LIMITS = Limits("small-music", max_seconds=120, steps=8, sampler="pingpong", cfg=1.0)
