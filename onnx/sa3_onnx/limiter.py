@@ -72,10 +72,11 @@ def _gain(g: Author, blocks: Tensor, ceiling: Tensor) -> Tensor:
     """The factor of every sample: [1, 2, N, 64] → [1, 1, N, 64], at most 1."""
     peak = g.op("ReduceMax", g.op("Abs", blocks), g.ints(1, 3), keepdims=0)  # [1, N]
     needed = g.op("Div", ceiling, g.op("Max", reshape(g, peak, 1, 1, -1), ceiling))
-    # a minimum is the maximum of the negative; outside counts as −∞ there, which 1 never beats
+    # a minimum over shifted slices: ONNX Runtime has no CUDA kernel for the MaxPool of this opset
     width = 2 * _REACH + 1
-    held = g.op("MaxPool", g.op("Neg", needed), kernel_shape=[width], pads=[_REACH] * 2)
-    smooth = _shifted_sum(g, g.op("Neg", held), _hann(), axis=2)
+    padded = g.op("Pad", needed, g.ints(0, 0, _REACH, 0, 0, _REACH), g.constant(np.float32(1)))
+    shifted = [slice_axis(g, padded, i, i + 1 - width or _LAST, 2) for i in range(width)]
+    smooth = _shifted_sum(g, g.op("Min", *shifted), _hann(), axis=2)
     smooth = reshape(g, smooth, 1, 1, -1, 1)
     return g.op("Min", _shifted_sum(g, smooth, _interpolation(), axis=2), 1.0)
 
