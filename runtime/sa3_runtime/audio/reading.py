@@ -167,6 +167,6 @@ def _load(
     except soundfile.LibsndfileError as error:
         raise UsageError(
             "not a sound file that can be read",
-            found=f"{path.name}: {error.error_string}",
+            found=f"{path.name}: {error.error_string.rstrip('.')}",
             hint="convert it first: ffmpeg -i IN -c:a pcm_s16le OUT.wav",
         ) from error

@@ -64,6 +64,7 @@ def read_tags(path: str | Path) -> dict[str, str]:
             found = sound.copy_metadata()
     except soundfile.LibsndfileError as error:
         raise UsageError(
-            "not a sound file that can be read", found=f"{path.name}: {error.error_string}"
+            "not a sound file that can be read",
+            found=f"{path.name}: {error.error_string.rstrip('.')}",
         ) from error
     return {key: found[key] for key in TAG_NAMES if found.get(key)}

@@ -87,6 +87,7 @@ def _clip(path: Path, spectrogram: bool, force: bool, view: View) -> int:
         audio.save_spectrogram(picture, pcm, SAMPLE_RATE, title=tags.get("title", path.name))
     if view.json:
         view.object({
+            "kind": "clip",
             "path": str(path),
             "bytes": path.stat().st_size,
             "seconds": length,

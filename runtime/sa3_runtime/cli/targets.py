@@ -115,6 +115,8 @@ def targets(
 
 
 def _check_name(out: str | None) -> None:
+    if out == "":
+        raise UsageError("--out is empty")
     name = os.fsencode(Path(out or "").name)
     if len(name) > NAME_BYTES_GIVEN:
         raise UsageError("the file name is too long", found=f"{len(name)} bytes")

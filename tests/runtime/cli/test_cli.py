@@ -320,3 +320,25 @@ def test_the_home_of_the_settings_file_holds_for_every_verb(sa3, own_place, monk
     ran = sa3("x", "-m", "small-music")
     assert ran.code == 3
     assert f"{own_place}/there" in ran.err
+
+
+def test_the_objects_of_every_verb_are_in_the_docs(sa3, stub, own_place, data):
+    docs = (Path(__file__).parents[3] / "docs" / "cli.md").read_text("utf-8")
+    (own_place / "jobs.jsonl").write_text('{"prompt": "x", "seconds": 0.1}')
+    clip = sa3("x", "-m", stub, "--seconds", 0.1).paths[0]
+    runs = (
+        ["batch", "jobs.jsonl", "-m", stub, "-o", "clips", "--json"],
+        ["inspect", clip, "--json"],
+        ["config", "--json"],
+        ["bench", "-m", stub, "--seconds", "0.1", "--repeat", 1, "--json"],
+        ["list", "--json"],
+        ["show", stub, "--json"],
+        ["verify", stub, "--json"],
+        ["doctor", "--offline", "--json"],
+        ["export", data / "tiny-music", "--dry-run", "--json"],
+    )
+    for words in runs:
+        objects = sa3(*words).objects
+        assert objects, words
+        for key in {key for found in objects for key in found}:
+            assert f"`{key}`" in docs, f"{words[0]}: docs/cli.md does not describe {key}"

@@ -265,6 +265,7 @@ def test_a_list_of_seeds_and_ranges():
         (["--precision", "int8"], "unknown precision: int8"),
         (["--threads", "0"], "0 is not in the range"),
         (["--format", "aac"], "unknown sound format: aac"),
+        (["-o", ""], "--out is empty"),
         (["-o", "a.xyz"], "unknown sound file suffix: .xyz"),
         (["-o", "a.wav", "--format", "flac"], "contradict each other"),
         (["--lora", "x.safetensors"], "adapters (LoRA) are not supported"),
