@@ -145,9 +145,8 @@ class _Dit:
                 context = g.op("Mul", v.concat(g, 0, prompt, seconds), gate)
                 glob = self._mlp("to_global_embed", seconds)
             context = self._mlp("to_cond_embed", context)
-            frames = v.reshape(
-                g, v.transpose(g, conditions["local_add_cond"], 0, 2, 1), -1, c.latent_dim + 1
-            )
+            local = v.transpose(g, conditions["local_add_cond"], 0, 2, 1)
+            frames = v.tokens(g, local, c.latent_dim + 1)
         values = {"global_cond": glob}
         for i in range(c.depth):
             with g.scope(f"block{i}"):
@@ -202,22 +201,23 @@ class _Dit:
         g, c, w = self.g, self.config, self.tensors
         with g.scope("input"):
             modulation = self._modulation(t, prepared["global_cond"])
-            frames = v.reshape(g, v.transpose(g, x, 0, 2, 1), -1, c.latent_dim)
+            frames = v.tokens(g, v.transpose(g, x, 0, 2, 1), c.latent_dim)
             h = v.matmul(g, frames, self._project_in())
-            real = v.reshape(g, padding, -1, 1)
+            real = v.tokens(g, padding, 1)
             if c.memory_tokens:
-                h = v.concat(g, 0, v.stored(g, w, "transformer.memory_tokens"), h)
-                ones = g.constant(np.ones((c.memory_tokens, 1)))
-                real = v.concat(g, 0, ones, real)
-            rotary = self._rotary_tables(v.axis_length(g, h, 0))
+                memory = v.tokens(g, v.stored(g, w, "transformer.memory_tokens"), c.dim)
+                h = v.concat(g, -2, memory, h)
+                ones = v.tokens(g, g.constant(np.ones((c.memory_tokens, 1))), 1)
+                real = v.concat(g, -2, ones, real)
+            rotary = self._rotary_tables(v.axis_length(g, h, -2))
         for i in range(c.depth):
             with g.scope(f"block{i}"):
                 h = self._block(i, h, modulation, rotary, real, prepared)
         with g.scope("output"):
             if c.memory_tokens:
-                h = v.slice_axis(g, h, c.memory_tokens, np.iinfo(np.int64).max, 0)
-            out = v.matmul(g, h, self._project_out())
-            return v.reshape(g, v.transpose(g, out, 1, 0), 1, c.latent_dim, -1)
+                h = v.slice_axis(g, h, c.memory_tokens, np.iinfo(np.int64).max, -2)
+            out = v.reshape(g, v.matmul(g, h, self._project_out()), 1, -1, c.latent_dim)
+            return v.transpose(g, out, 0, 2, 1)
 
     def _block(
         self,
@@ -228,7 +228,7 @@ class _Dit:
         real: Tensor,
         prepared: Mapping[str, Tensor],
     ) -> Tensor:
-        """Self-attention, cross-attention, local conditioning, feed-forward; h [T, dim]."""
+        """Self-attention, cross-attention, local conditioning, feed-forward; h: tokens of dim."""
         g, c, w = self.g, self.config, self.tensors
         name = f"transformer.layers.{i}"
         one, two = i, c.depth + i  # modulation holds all blocks' first half, then the second
@@ -240,9 +240,10 @@ class _Dit:
         gamma = v.vector(g, w, f"{name}.cross_attend_norm.gamma")
         y = v.rms_norm(g, h, gamma, eps=NORM_EPS)
         y = self._cross_attention(i, y, prepared)
-        local = v.reshape(g, prepared[f"local.{i}"], -1, c.dim)
+        local = v.tokens(g, prepared[f"local.{i}"], c.dim)
         if c.memory_tokens:
-            local = v.concat(g, 0, g.constant(np.zeros((c.memory_tokens, c.dim))), local)
+            nothing = v.tokens(g, g.constant(np.zeros((c.memory_tokens, c.dim))), c.dim)
+            local = v.concat(g, -2, nothing, local)
         h = g.op("Add", g.op("Add", h, y), local)
 
         y = v.rms_norm(g, h, scale[two], eps=NORM_EPS, shift=shift[two])
@@ -275,25 +276,28 @@ class _Dit:
             heads = Heads.normed(g, queries_keys, gains, count, c.head_dim, eps=HEAD_NORM_EPS)
             half = w.shape("transformer.rotary_pos_emb.inv_freq")[0]
             heads = heads.rotated(g, *rotary, half=half)
-        pieces = heads.split(g, [c.heads] * (2 * self.streams))
-        masked = Heads.of(g, g.op("Mul", values, real), c.heads, c.head_dim)
-        return self._mix(name, pieces[: self.streams], pieces[self.streams :], masked)
+        queries, keys = heads.split(g, [count // 2] * 2)
+        shared = Heads.of(g, g.op("Mul", values, real), c.heads, c.head_dim)
+        # both streams in one call: a short clip leaves most of a large GPU idle otherwise
+        both = attend(g, queries, keys, shared.repeated(g, self.streams))
+        return self._mixed(name, both.split(g, [c.heads] * self.streams))
 
     def _cross_attention(self, i: int, x: Tensor, prepared: Mapping[str, Tensor]) -> Tensor:
         g, c, w = self.g, self.config, self.tensors
         name = f"transformer.layers.{i}.cross_attn"
-        queries, (gain, _) = v.linear(g, x, w, f"{name}.to_q"), self._head_gains(name)
+        projected, (gain, _) = v.linear(g, x, w, f"{name}.to_q"), self._head_gains(name)
         normed = Heads.normed(
-            g, queries, gain, self.streams * c.heads, c.head_dim, eps=HEAD_NORM_EPS
+            g, projected, gain, self.streams * c.heads, c.head_dim, eps=HEAD_NORM_EPS
         )
         names = ["context_k", "context_k2"][: self.streams] + ["context_v"]
         *keys, values = (Heads(prepared[f"{name}.{i}"], c.heads, c.head_dim) for name in names)
-        return self._mix(name, normed.split(g, [c.heads] * self.streams), keys, values)
-
-    def _mix(self, name: str, queries: list[Heads], keys: list[Heads], values: Heads) -> Tensor:
-        """Attention (the second stream's subtracted) and the output projection, [T, dim]."""
-        g = self.g
+        queries = normed.split(g, [c.heads] * self.streams)
         streams = [attend(g, q, k, values) for q, k in zip(queries, keys, strict=True)]
+        return self._mixed(name, streams)
+
+    def _mixed(self, name: str, streams: list[Heads]) -> Tensor:
+        """The first stream, less the second where there is one, and the output projection."""
+        g = self.g
         mixed = streams[0]
         if self.config.differential:
             difference = g.op("Sub", *(heads.tensor for heads in streams))

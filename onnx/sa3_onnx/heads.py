@@ -37,7 +37,7 @@ class Heads:
 
     @classmethod
     def of(cls, g: Author, x: Tensor, count: int, width: int) -> Heads:
-        """Heads of x [T, count·width]."""
+        """Heads of tokens x of count·width."""
         if g.lowering == "operators":
             return cls(v.reshape(g, x, 1, -1, count * width), count, width)
         return cls(v.split_heads(g, x, count, width), count, width)
@@ -46,7 +46,7 @@ class Heads:
     def normed(
         cls, g: Author, x: Tensor, gains: NDArray[Any], count: int, width: int, *, eps: float
     ) -> Heads:
-        """Heads of x [T, count·width], each divided by its RMS, times gains.
+        """Heads of tokens x of count·width, each divided by its RMS, times gains.
 
         gains: [width], or [count, width] where they differ between heads. The result is float32
         inside an island; outside, with operators, it has the place's type.
@@ -92,11 +92,16 @@ class Heads:
             replace(self, tensor=piece, count=n) for piece, n in zip(pieces, counts, strict=True)
         ]
 
+    def repeated(self, g: Author, times: int) -> Heads:
+        """The same heads several times, one after the other."""
+        axis = -1 if g.lowering == "operators" else 1
+        tensor = v.concat(g, axis, *[self.tensor] * times)
+        return replace(self, tensor=tensor, count=times * self.count)
+
     def merged(self, g: Author) -> Tensor:
-        """[T, count·width]."""
-        if g.lowering == "operators":
-            return v.reshape(g, self.tensor, -1, self.count * self.width)
-        return v.merge_heads(g, self.tensor, self.count * self.width)
+        """Tokens of count·width (see `vocabulary.tokens`)."""
+        y = self.tensor if g.lowering == "operators" else v.transpose(g, self.tensor, 0, 2, 1, 3)
+        return v.tokens(g, y, self.count * self.width)
 
 
 def attend(g: Author, q: Heads, k: Heads, values: Heads) -> Heads:

@@ -5,8 +5,8 @@ know: any stage. All functions take the `Author` first and emit nodes where it s
 `with g.fp32():` they compute in float32, outside in the trunk type. `rms_norm`, `rotary` and a
 softmax that asks for it open their islands themselves, so no caller can forget them.
 
-Tokens may have any number of leading axes; batch is 1, so [tokens, width] is the cheapest form
-(a linear layer with bias is then one Gemm in ONNX Runtime). Heads are [batch, heads, tokens, head].
+Tokens may have any number of leading axes; batch is 1 (`tokens` gives the cheapest form). Heads are
+[batch, heads, tokens, head], or in the layout of sa3_onnx.heads.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ __all__ = [
     "split",
     "split_heads",
     "stored",
+    "tokens",
     "transpose",
     "vector",
 ]
@@ -290,6 +291,18 @@ def attention(
 # -- shapes -----------------------------------------------------------------------------------
 
 
+def tokens(g: Author, x: Tensor, width: int) -> Tensor:
+    """Tokens [T, width] of x, or [1, T, width] in half precision with operators.
+
+    A linear layer with bias of two axes becomes one Gemm in ONNX Runtime: right for the CPU, but
+    its CUDA kernel first writes the bias to every row (a tenth of a long step), which MatMul and
+    Add of three axes do not. Count axes from the end: tokens are axis −2.
+    """
+    if g.lowering == "operators" and g.precision != "fp32":
+        return reshape(g, x, 1, -1, width)
+    return reshape(g, x, -1, width)
+
+
 def reshape(g: Author, x: Tensor, *sizes: int) -> Tensor:
     """Reshape; −1 is what is left, 0 keeps the size at that place."""
     return g.op("Reshape", x, g.ints(*sizes))
@@ -320,5 +333,5 @@ def slice_axis(g: Author, x: Tensor, start: Tensor | int, stop: Tensor | int, ax
 
 
 def axis_length(g: Author, x: Tensor, axis: int) -> Tensor:
-    """The size of one axis ≥ 0 as an int64 tensor of shape [1]."""
+    """The size of one axis (not the last counted from the end) as an int64 tensor of shape [1]."""
     return g.op("Shape", x, dtype=np.int64, keep=True, start=axis, end=axis + 1)

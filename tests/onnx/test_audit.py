@@ -58,7 +58,7 @@ def test_our_half_precision_graphs_pass(
         assert report.unknown == 0
         cores = sum(core.count for core in report.cores)
         if stage in (Stage.DIT, Stage.DIT_STEP):
-            assert cores == 2 * config.dit.depth * streams
+            assert cores == (1 + streams) * config.dit.depth  # both streams at once, then apart
             assert report.rotations == {"float32": config.dit.depth}
             assert report.norms["float32"] >= 5 * config.dit.depth
         if stage is Stage.TEXT:
