@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from sa3_models.checkpoint import Checkpoint
 from sa3_models.config import AutoencoderConfig
-from sa3_models.geometry import SAMPLES_PER_LATENT
+from sa3_models.geometry import LATENT_LEN_MAX, SAMPLES_PER_LATENT
 from sa3_models.tiny import model_config, write_checkpoint
 from sa3_onnx.author import Author
 from sa3_onnx.same import author_decoder, author_encoder
@@ -167,6 +167,15 @@ def test_a_window_that_starts_on_an_odd_latent_decodes_wrongly(
         first = (10 - start) * SAMPLES_PER_LATENT
         part = coder.decode(latent[:, :, start:])[..., first : first + SAMPLES_PER_LATENT]
         assert bool(abs(part - whole).max() < 1e-5) is right
+
+
+def test_the_longest_sequence_ends_like_its_last_window(coder: Coder) -> None:
+    latent = noise(1, 8, LATENT_LEN_MAX)
+    whole = coder.decode(latent)
+    assert whole.shape == (1, 2, LATENT_LEN_MAX * SAMPLES_PER_LATENT)
+    margin = coder.config.decode_margin() - 1
+    part = coder.decode(latent[:, :, -WINDOW:])[..., margin * SAMPLES_PER_LATENT :]
+    np.testing.assert_allclose(part, whole[..., -part.shape[-1] :], rtol=0, atol=1e-5)
 
 
 def test_nothing_clicks_at_a_seam(coder: Coder) -> None:
