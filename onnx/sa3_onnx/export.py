@@ -35,7 +35,7 @@ __all__ = [
     "stages_of",
 ]
 
-EXPORTER = 2  # raise it when a graph of the same checkpoint changes
+EXPORTER = 3  # raise it when a graph of the same checkpoint changes
 DEFAULT_STAGES = (Stage.TEXT, *DIT_PARTS, Stage.ENCODER, Stage.DECODER)
 PRECISIONS = ("fp32", "fp16", "bf16")
 _SPARE = 64 << 20  # bytes of disk left free
