@@ -4,6 +4,11 @@ Knows: a block, its differential attention, which tokens see which. Doesn't know
 
 Tokens are [tokens, dim] between the nodes, in groups of 17 per latent. Rotations are relative, so
 positions are counted inside a chunk or a window: tables stay small and no angle is large.
+
+Precision: rotations and the argument of sin(πx) are FP32, everything else is of the trunk type.
+Measured on random models of 6 (S) and 12 blocks (L) with every rounding emulated, FP32 for every
+DynamicTanh changes the signal-to-error ratio by less than 0.5 dB (S in BF16 41.9 dB, in FP16 60.0;
+L in FP16 43.6), and an FP32 residual stream gains under 2 dB for twice the traffic.
 """
 
 from __future__ import annotations
