@@ -25,9 +25,20 @@ if TYPE_CHECKING:
 __all__ = ["compare", "export"]
 
 _PRECISIONS = click.Choice(["fp32", "fp16", "bf16"])
+_EXAMPLES = """\b
+Examples:
+  sa3 export small-music                                       for the CPU
+  sa3 export ./my-finetune --stage dit_step --precision fp16   one stage for a GPU
+"""
+
+# every verb has these two; who runs the verb reads them from the command line
+_verbose = click.option(
+    "-v", "--verbose", is_flag=True, expose_value=False, help="Details, and tracebacks."
+)
+_no_color = click.option("--no-color", is_flag=True, expose_value=False, help="No colours.")
 
 
-@click.command(short_help="checkpoint to ONNX")
+@click.command(short_help="checkpoint to ONNX", epilog=_EXAMPLES)
 @click.argument("model", metavar="MODEL|DIR")
 @click.option(
     "--stage",
@@ -60,6 +71,8 @@ _PRECISIONS = click.Choice(["fp32", "fp16", "bf16"])
 @click.option("--dry-run", is_flag=True, help="Check everything, show the sizes, write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per file on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@_verbose
+@_no_color
 def export(
     model: str,
     stages: tuple[str, ...],
@@ -70,13 +83,9 @@ def export(
     quiet: bool,
     **flags: Any,
 ) -> None:
-    r"""Write a model's ONNX files: one per stage, weights in a data file beside each.
+    """Write a model's ONNX files: one per stage, weights in a data file beside each.
 
     A file that is up to date is left alone, so an interrupted export goes on where it ended.
-
-    \b
-      sa3 export small-music                             for the CPU
-      sa3 export ./my-finetune --stage dit_step --precision fp16
     """
     from sa3_onnx.export import jobs_for, run
 
@@ -116,6 +125,8 @@ def export(
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@_verbose
+@_no_color
 def compare(model: str, lengths: tuple[int, ...], as_json: bool, quiet: bool, **flags: Any) -> None:
     """Measure on the CPU what half precision costs a model.
 
