@@ -79,7 +79,8 @@ def build_all(
                 else:
                     running.append(run)
                     say(f"{order.name}: building, about {_duration(run.expected)}")
-            wait([run.reports for run in running], timeout=min(_POLL, every))
+            if running or waiting:
+                wait([run.reports for run in running], timeout=min(_POLL, every))
             for run in list(running):
                 try:
                     sidecar = run.look()

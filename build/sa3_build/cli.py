@@ -80,7 +80,7 @@ def build(jobs: int, dry_run: bool, yes: bool, as_json: bool, quiet: bool, **wis
             click.echo(line, err=True)
 
     wish = Wish(**wishes)
-    interactive = sys.stdin.isatty() and sys.stderr.isatty()
+    interactive = _someone_is_there()
     if wish == Wish() and interactive:
         from sa3_build.menu import ask
 
@@ -94,7 +94,8 @@ def build(jobs: int, dry_run: bool, yes: bool, as_json: bool, quiet: bool, **wis
         return
     if interactive and not yes and not quiet:
         _show(chosen, as_json=False, err=True)
-        click.confirm("Build?", default=True, abort=True, err=True)
+        if not click.confirm("Build?", default=True, err=True):
+            return
     for path, record in carry_out(chosen, say=say, jobs=jobs):
         if as_json:
             _print({"path": str(path), "built": record is not None, "record": record})
@@ -121,6 +122,11 @@ def inspect(path: Path, as_json: bool) -> None:
         return
     for line in lines(report):
         click.echo(line)
+
+
+def _someone_is_there() -> bool:
+    """Whether a person can be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _show(chosen: Plan, *, as_json: bool, err: bool = False) -> None:

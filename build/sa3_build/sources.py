@@ -148,13 +148,20 @@ def pull_checkpoints(words: Sequence[str], *, say: Say) -> None:
         RunFailed: network, disk.
         UsageError: a model that has no repository.
     """
-    from sa3_models.store import pull
+    from sa3_models.store import Fetch, Reporter, pull
     from sa3_models.wants import want_checkpoint
+
+    class Told(Reporter):
+        def waiting(self, label: str) -> None:
+            say(f"{label}: another process is getting it, waiting")
+
+        def begin(self, fetch: Fetch) -> None:
+            say(f"{fetch.target.name}: {fetch.file.size / 1e6:,.0f} MB")
 
     for word in [word for word in words if word not in _STAGES] or [DEFAULT_MODEL]:
         want = want_checkpoint(_model(word))
         say(f"{want.label}: pulling what is missing")
-        pull(want)
+        pull(want, report=Told())
 
 
 def stage_of(graph: OnnxFile) -> Stage:

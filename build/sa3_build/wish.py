@@ -120,11 +120,13 @@ def carry_out(chosen: Plan, *, say: Say, jobs: int = 1) -> list[tuple[Path, Side
     """
     orders = [chosen.order(piece, graph_of(piece, say=say)) for piece in chosen.pieces]
     check_orders(missing(orders), jobs=jobs)
-    return [
-        (order.engine(target), sidecar)
+    built = {
+        order.engine(target): sidecar
         for order, sidecar in build_all(orders, say=say, jobs=jobs)
         for target in order.targets
-    ]
+    }
+    engines = [order.engine(target) for order in orders for target in order.targets]
+    return [(engine, built.get(engine)) for engine in engines]
 
 
 def missing(orders: Sequence[Order]) -> list[Order]:

@@ -273,3 +273,20 @@ def test_a_disk_that_is_full_is_told_and_leaves_nothing(order, monkeypatch):
     with pytest.raises(BuildFailed, match="No space left on device"):
         build_all([wanted], say=lambda _: None)
     assert files_of(wanted.home) == set()
+
+
+def test_a_disk_that_fills_in_the_build_process_is_told_with_what_is_free(order, monkeypatch):
+    import multiprocessing
+
+    import sa3_build.worker as worker_module
+
+    monkeypatch.setattr(worker_module.signal, "signal", lambda *_: None)
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    worker_module.work(order(), Path("/dev/full"), theirs)
+    reports = []
+    while ours.poll():
+        reports.append(ours.recv())
+    failed = reports[-1]
+    assert isinstance(failed, worker_module.Failed)
+    assert "No space left on device" in failed.found
+    assert "bytes are free" in failed.hint

@@ -138,6 +138,16 @@ def test_what_is_missing_is_exported_and_built_once(fake, home):
     assert all(line.endswith("up to date") for line in again)
 
 
+def test_every_engine_asked_for_is_named_also_those_that_were_there(fake, home):
+    words = (str(TINY), "dit_prepare")
+    carry_out(plan(Wish(words, ("sm_86",)), say=str), say=str)
+    results = carry_out(plan(Wish(words, ("sm_86,sm_89",)), say=str), say=str)
+    assert [(path.parts[-3], record is not None) for path, record in results] == [
+        ("sm_86", False),
+        ("sm_89", True),
+    ]
+
+
 def test_the_ceiling_input_makes_another_decoder(fake, home):
     wish = Wish(words=(str(TINY), "dec"), arch=("sm_86",))
     [(path, plain)] = carry_out(plan(wish, say=str), say=str)
@@ -173,6 +183,24 @@ def test_without_checkpoint_and_graph_the_command_that_gets_it_is_named(fake, ho
     with pytest.raises(ArtefactMissing) as caught:
         carry_out(plan(Wish(words=("medium",), arch=("sm_86",)), say=str), say=str)
     assert caught.value.hint == "./sa3 build medium --from hub"
+
+
+def test_from_hub_pulls_the_checkpoint_first(fake, home, monkeypatch):
+    import shutil
+
+    import sa3_models.store as store
+
+    def pull(want, *, hub=None, report=None):
+        shutil.copytree(TINY, want.folder)
+
+    monkeypatch.setattr(store, "pull", pull)
+    said: list[str] = []
+    wish = Wish(("small-music", "dit_prepare"), ("sm_86",), source="hub")
+    [(path, record)] = carry_out(plan(wish, say=said.append), say=said.append)
+    assert path == home / "sm_86/sa3-sm-music/dit_prepare_fp16.trt"
+    assert record is not None
+    assert "pulling" in said[0]
+    assert (home / "onnx/small-music/sa3-sm-music/dit_prepare_fp16.onnx").is_file()
 
 
 def test_tensorrt_without_its_libraries_fails_at_preflight(home):
@@ -303,3 +331,24 @@ def test_in_a_terminal_without_arguments_the_menu_asks(fake, home, monkeypatch):
         assert got == [wanted]
         assert "small-music" in result.stderr
         assert "GPU: none" in result.stderr
+
+
+def test_a_person_sees_the_plan_and_may_say_no(fake, home, monkeypatch):
+    monkeypatch.setattr(cli_module, "_someone_is_there", lambda: True)
+    words = (str(TINY), "dit_prepare", "--arch", "sm_86")
+    declined = run(*words, input="n\n")
+    assert (declined.exit_code, declined.stdout) == (0, "")
+    assert "export from" in declined.stderr
+    assert not home.exists()
+    assert run(*words, input="\n").stdout.endswith("dit_prepare_fp16.trt\n")
+    assert "Build?" not in run(*words, "--yes").stderr
+
+
+def test_the_menu_s_answer_is_built(fake, home, monkeypatch):
+    import sa3_build.menu as menu_module
+
+    monkeypatch.setattr(cli_module, "_someone_is_there", lambda: True)
+    monkeypatch.setattr(menu_module, "ask", lambda: Wish((str(TINY), "dit_prepare"), ("sm_120",)))
+    assert "sm_120" in run(input="y\n").stdout
+    monkeypatch.setattr(menu_module, "ask", lambda: None)
+    assert run().stdout == ""
