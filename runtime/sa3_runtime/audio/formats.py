@@ -42,7 +42,7 @@ FORMATS: tuple[Encoding, ...] = (
     Encoding("mp3", "mp3", ".mp3", 2),
 )
 _ALIASES = {"wav16": "wav", "wav-16": "wav", "wav-24": "wav24", "wav-float": "wavfloat"}
-_ALIASES |= {"wav32f": "wavfloat", "vorbis": "ogg", "oga": "ogg"}
+_ALIASES |= {"wavf": "wavfloat", "wav32f": "wavfloat", "vorbis": "ogg", "oga": "ogg"}
 _SUFFIXES = {".wave": ".wav", ".oga": ".ogg"}
 FORMAT_NAMES = tuple(encoding.name for encoding in FORMATS)
 

@@ -5,6 +5,7 @@ Knows: which files are sound. Doesn't know: graphs, engines (it hands those on, 
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,9 @@ def _clip(path: Path, spectrogram: bool, force: bool, view: View) -> int:
     sound = audio.read(path)
     samples = sound.samples
     tags = audio.read_tags(path)
-    record = read_record(path) if tags.get("comment", "").startswith("{") else None
+    record = None
+    with contextlib.suppress(UsageError):
+        record = read_record(path)
     peak = float(np.abs(samples).max(initial=0.0))
     level = {
         "peak_dbfs": _decibels(peak),

@@ -8,7 +8,6 @@ It holds no time, so that the same request gives the same file. Doesn't know: fl
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,29 +99,20 @@ def read_record(path: Path) -> Record:
         content = json.loads(comment)
     except ValueError:
         content = None
-    if not isinstance(content, dict) or "model" not in content:
+    request = content.get("request") if isinstance(content, dict) else None
+    if not isinstance(request, dict) or "model" not in content:
         raise UsageError(
             "there is no request in the tags of this file",
             found=path.name,
             hint="only clips made by sa3 can be repeated",
         )
-    request = content.get("request")
-    if request is None:  # as `Clip.save` writes it: the options beside the model
-        request = {key: value for key, value in content.items() if key not in ("model", "sa3")}
     return Record(
         str(content["model"]),
-        Request.from_dict(_restored(request)),
+        Request.from_dict(request),
         content.get("directory"),
         content.get("source_sha256"),
         content.get("device"),
     )
-
-
-def _restored(request: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON knows no tuples."""
-    values = dict(request)
-    values["inpaint"] = tuple(tuple(pair) for pair in values.get("inpaint") or ())
-    return values
 
 
 def check_source(record: Record) -> None:

@@ -139,6 +139,15 @@ def test_from_tells_that_the_model_has_changed(make_stub, sa3, own_place):
     assert "warning: the model has changed since: mine-" in ran.err
 
 
+@pytest.mark.parametrize("comment", ["", "hello", "[]", "5", '{"model": "demo"}', '{"request": 5}',
+                                     '{"model": "demo", "request": []}'])  # fmt: skip
+def test_comments_of_other_programs_are_no_requests(sa3, own_place, comment):
+    pcm = np.zeros((10, 2), np.int16)
+    audio.write("x.wav", pcm, sample_rate=RATE, tags={"comment": comment})
+    assert "no request in the tags" in sa3("--from", "x.wav").err
+    assert sa3("inspect", "x.wav").code == 0
+
+
 def test_from_refuses_what_holds_no_request(sa3, tone, own_place):
     assert "no request in the tags" in sa3("--from", tone).err
     assert "no such sound file" in sa3("--from", own_place / "nothing.wav").err
@@ -150,7 +159,7 @@ def test_a_clip_saved_from_python_is_repeated_too(sa3, stub, own_place):
     with load(stub) as session:
         made = session.generate("x", seconds=0.3, seed=3)
     made.save(own_place / "made.flac")
-    again = sa3("--from", own_place / "made.flac", "-m", stub, "-o", "again.wav").paths[0]
+    again = sa3("--from", own_place / "made.flac", "-o", "again.wav").paths[0]
     assert np.array_equal(pcm_of(again), made.pcm)
 
 
@@ -351,6 +360,8 @@ def test_inpainting_keeps_the_rest_and_continuation_goes_on(sa3, stub, tone):
     pcm, source = pcm_of(ran.paths[0]), pcm_of(tone)
     assert np.array_equal(pcm[: RATE - 8200], source[: RATE - 8200])
     assert not np.array_equal(pcm[RATE : 2 * RATE], source[RATE : 2 * RATE])
+    again = sa3("--from", ran.paths[0], "-o", "again.wav").paths[0]
+    assert again.read_bytes() == ran.paths[0].read_bytes()
     longer = sa3("x", "-m", stub, "--init-audio", tone, "--inpaint", "3:5", "--json").objects[0]
     assert longer["seconds"] == 5.0
 
