@@ -221,6 +221,6 @@ def find_bundle(
         raise ArtefactMissing(
             f"{model.name} isn't on this machine",
             found=f"nothing in {model.checkpoint}",
-            hint=f"./sa3 pull {model.name}",
+            hint=f"./sa3 pull {model.name}" if model.repo else "choose another one with --model",
         )
     return Bundle(model, read_model_config(model.checkpoint), allow_export, talk)

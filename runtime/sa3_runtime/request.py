@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["SEED_MAX", "Clip", "Limits", "Request"]
+__all__ = ["SEED_MAX", "Chunking", "Clip", "Limits", "Request"]
 
 SEED_MAX = 2**64 - 1
 STEPS_MAX = 1000

@@ -144,8 +144,8 @@ def _dpmpp(
         if i in (0, last):
             yield Combine("x", ((scale, "x"), (table.add(gain), now)))
         else:
-            half = h / (2 * previous_h)  # 1/2r
-            terms = ((scale, "x"), (table.add(gain * (1 + half)), now))
+            half = h / (np.float32(2) * previous_h)  # 1/2r
+            terms = ((scale, "x"), (table.add(gain * (np.float32(1) + half)), now))
             yield Combine("x", (*terms, (table.add(-gain * half), before)))
         previous_h = h
         yield from after(i, following)

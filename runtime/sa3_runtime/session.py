@@ -6,7 +6,7 @@ are computed, how files are written, the command line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from sa3_runtime.devices import Device, DeviceOptions, OnProgress, open_device
 from sa3_runtime.limiter import CEILING, limit
 from sa3_runtime.plan import RunStage
 from sa3_runtime.planner import Planned, Planner
-from sa3_runtime.request import Clip, Limits, Request
+from sa3_runtime.request import Chunking, Clip, Limits, Request
 from sa3_runtime.splice import splice, to_pcm
 from sa3_runtime.tokenizer import Tokenizer, Tokens
 
@@ -103,21 +103,74 @@ class Session:
         self,
         prompt: str = "",
         *,
+        seconds: float | None = None,
+        seed: int | None = None,
+        clip: int = 0,
+        steps: int | None = None,
+        sampler: str | None = None,
+        schedule: str | None = None,
+        cfg: float | None = None,
+        negative_prompt: str | None = None,
+        apg: float | None = None,
+        rescale: float | None = None,
         init_audio: str | Path | NDArray[np.float32] | None = None,
-        **options: Any,
+        init_noise_level: float | None = None,
+        inpaint: Sequence[tuple[float, float]] = (),
+        paste: bool = True,
+        headroom: float = 0.0,
+        chunking: Chunking = "auto",
+        limiter_ceiling: float | None = None,
     ) -> Clip:
-        """Make a clip from a prompt.
+        """Make a clip. `Request` explains every option; None is the model's default.
 
         Args:
             prompt: what to play.
+            seconds: length; None is the source's length when editing, else 30.
+            seed: 0 … 2⁶⁴−1; None picks one, and the clip's request tells which.
+            clip: index of the clip in a batch that shares a seed.
+            steps: sampling steps.
+            sampler: pingpong, euler, rk4 or dpmpp.
+            schedule: logsnr, full, full_sine, flux or none.
+            cfg: guidance scale, 1 = none.
+            negative_prompt: what guidance leads away from.
+            apg: share of the projection in guidance, 0 … 1.
+            rescale: share of the standard deviation's rescale in guidance, 0 … 1.
             init_audio: source for editing: a file, or float32 [2, n] at 44.1 kHz.
-            options: every other field of `Request` (seconds, seed, steps, cfg, …).
+            init_noise_level: how far to go from the source, 0.01 … 1.
+            inpaint: ranges of seconds to make anew.
+            paste: keep the source's own samples outside the ranges.
+            headroom: seconds rendered beyond the end and cut off.
+            chunking: code audio in windows: auto, on or off.
+            limiter_ceiling: peak of the output, 0 … 1.
+
+        Raises:
+            UsageError: the request makes no sense, alone or for this model.
+            RunFailed: a stage failed, or the result isn't sound.
         """
-        if init_audio is None or isinstance(init_audio, (str, Path)):
-            path = None if init_audio is None else str(init_audio)
-            return self.render(Request(prompt, init_audio=path, **options))
-        source = np.asarray(init_audio, np.float32)
-        return self.render(Request(prompt, init_audio="<array>", **options), source=source)
+        source = None
+        if init_audio is not None and not isinstance(init_audio, (str, Path)):
+            source, init_audio = np.asarray(init_audio, np.float32), "<array>"
+        request = Request(
+            prompt=prompt,
+            seconds=seconds,
+            seed=seed,
+            clip=clip,
+            steps=steps,
+            sampler=sampler,
+            schedule=schedule,
+            cfg=cfg,
+            negative_prompt=negative_prompt,
+            apg=apg,
+            rescale=rescale,
+            init_audio=None if init_audio is None else str(init_audio),
+            init_noise_level=init_noise_level,
+            inpaint=tuple(inpaint),
+            paste=paste,
+            headroom=headroom,
+            chunking=chunking,
+            limiter_ceiling=limiter_ceiling,
+        )
+        return self.render(request, source=source)
 
     def generate_many(self, requests: Iterable[Request]) -> Iterator[Clip]:
         """Render requests one after the other, each when it is asked for."""

@@ -131,6 +131,16 @@ def test_an_item_of_a_batch_equals_the_single_render(stub_session: Session) -> N
     assert len({clip.pcm.tobytes() for clip in clips}) == 3
 
 
+def test_generate_takes_every_option_of_a_request() -> None:
+    """And by the same name and default."""
+    from dataclasses import fields
+    from inspect import signature
+
+    options = signature(Session.generate).parameters
+    ours = {name: p.default for name, p in options.items() if name != "self"}
+    assert ours == {entry.name: entry.default for entry in fields(Request)}
+
+
 def test_rendering_many_is_lazy(stub_session: Session) -> None:
     def requests() -> Any:
         yield Request("x", seconds=1, seed=1)

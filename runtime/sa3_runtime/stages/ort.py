@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sa3_models.errors import RunFailed, UsageError
-from sa3_models.geometry import LATENT_LEN_MAX
 from sa3_runtime.stages.graph_file import GraphFile, read_graph_file
 
 if TYPE_CHECKING:
@@ -85,7 +84,6 @@ class OrtStage:
         check_cpu_types(graph)
         self.path = path
         self.io = graph.io
-        self.latent_range = (1, LATENT_LEN_MAX)
         import onnxruntime as ort
 
         options = ort.SessionOptions()
