@@ -22,6 +22,7 @@ import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
 import onnx
+from sa3_models.errors import BuildFailed
 from sa3_models.files import whole_file
 
 __all__ = ["Author", "Lowering", "Tensor", "Weight"]
@@ -275,6 +276,9 @@ class Author:
         Args:
             path: the `.onnx` file; an existing one is replaced.
             progress: called with (bytes written, bytes in all) after each chunk.
+
+        Raises:
+            BuildFailed: a weight is too large for FP16.
         """
         self.graph.cleanup(remove_unused_node_outputs=False).toposort()
         weights = self._used()
@@ -291,14 +295,14 @@ class Author:
                     proto.dims.extend(weight.shape)
                     if _nbytes(weight) <= _INLINE_LIMIT:
                         proto.raw_data = b"".join(
-                            _bytes(chunk, weight).tobytes() for chunk in weight.chunks()
+                            _bytes(chunk, weight, name).tobytes() for chunk in weight.chunks()
                         )
                         written += len(proto.raw_data)
                         continue
                     file.seek(-file.tell() % _ALIGNMENT, 1)
                     start = file.tell()
                     for chunk in weight.chunks():
-                        written += file.write(_bytes(chunk, weight).data)
+                        written += file.write(_bytes(chunk, weight, name).data)
                         if progress:
                             progress(written, total)
                     length = file.tell() - start
@@ -331,6 +335,14 @@ def _nbytes(weight: Weight) -> int:
     return int(np.prod(weight.shape, dtype=np.int64)) * weight.dtype.itemsize
 
 
-def _bytes(chunk: NDArray[Any], weight: Weight) -> NDArray[np.uint8]:
+def _bytes(chunk: NDArray[Any], weight: Weight, name: str) -> NDArray[np.uint8]:
     """The bytes of a chunk in the weight's type, without a further copy."""
-    return np.ascontiguousarray(chunk, dtype=weight.dtype).reshape(-1).view(np.uint8)
+    with np.errstate(over="ignore"):
+        array = np.ascontiguousarray(chunk, dtype=weight.dtype)
+    if weight.dtype == np.float16 and not np.isfinite(array).all():
+        raise BuildFailed(
+            f"weight '{name}' does not fit FP16",
+            found=f"a value of {np.abs(chunk).max():.3g}, FP16 ends at 65504",
+            hint="--precision bf16 or fp32",
+        )
+    return array.reshape(-1).view(np.uint8)
