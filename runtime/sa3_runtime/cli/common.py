@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from sa3_runtime.view import View
 
-__all__ = ["Command", "Option", "option", "talkative"]
+__all__ = ["Command", "Option", "model_names", "one_of", "option", "talkative"]
 
 TALK = "Output for people and scripts"
 
@@ -53,6 +54,27 @@ class Option(click.Option):
     def get_error_hint(self, ctx: click.Context | None) -> str:
         """The canonical name alone."""
         return next(word for word in self.opts if word.startswith("--"))
+
+
+def one_of(*choices: str) -> Callable[..., list[CompletionItem]]:
+    """Completion from a list of words, for options that check their value themselves."""
+
+    def complete(
+        ctx: click.Context, parameter: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(word) for word in choices if word.startswith(incomplete)]
+
+    return complete
+
+
+def model_names(
+    ctx: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Completion with the catalogue's names, and with folders where it looks like a path."""
+    from sa3_models.catalogue import names
+
+    found = [CompletionItem(name) for name in names() if name.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="dir")]
 
 
 option = functools.partial(click.option, cls=Option)

@@ -15,8 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import click
+
 from sa3_models.errors import UsageError
-from sa3_runtime.cli.common import option
+from sa3_runtime.cli.common import model_names, one_of, option
 from sa3_runtime.request import Request
 from sa3_runtime.view import View
 
@@ -58,6 +60,7 @@ def dialect_flags(function: F) -> F:
 _REQUEST = (
     option(
         "-m", "--model", aliases=("--dit",), metavar="NAME", section=WHAT,
+        shell_complete=model_names,
         help="A name of `sa3 list`, or a checkpoint directory.  [default: demo]",
     ),
     option(
@@ -99,10 +102,12 @@ _REQUEST = (
     ),
     option(
         "--sampler", metavar="NAME", section=HOW,
+        shell_complete=one_of("pingpong", "euler", "rk4", "dpmpp"),
         help="pingpong, euler, rk4 or dpmpp.  [default: the model's]",
     ),
     option(
         "--schedule", metavar="NAME", section=HOW,
+        shell_complete=one_of("logsnr", "full", "full_sine", "flux", "none"),
         help="logsnr, full, full_sine, flux or none.  [default: the model's]",
     ),
     option(
@@ -119,7 +124,7 @@ _REQUEST = (
         help="Decode in windows, or in one piece.  [default: what the device finds best]",
     ),
     option(
-        "--init-audio", metavar="FILE", section=EDIT,
+        "--init-audio", type=click.Path(), metavar="FILE", section=EDIT,
         help="Start from this sound: WAV, FLAC, OGG, MP3, any rate and channel count.",
     ),
     option(

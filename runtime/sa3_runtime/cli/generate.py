@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from sa3_runtime.cli.common import Command, option, talkative
+from sa3_runtime.audio.formats import FORMAT_NAMES
+from sa3_runtime.cli.common import Command, one_of, option, talkative
 from sa3_runtime.cli.flags import EDIT, dialect_flags, request_flags
 from sa3_runtime.settings import gather
 from sa3_runtime.view import View
@@ -35,26 +36,29 @@ OUT, RUN = "Where it goes", "Where it runs"
 @click.argument("words", nargs=-1, metavar="[PROMPT]")
 @request_flags
 @option(
-    "--from", "source_clip", metavar="CLIP", section=EDIT,
+    "--from", "source_clip", type=click.Path(), metavar="CLIP", section=EDIT,
     help="Repeat a clip made by sa3, exactly; other flags change it.",
 )  # fmt: skip
 @option(
-    "-o", "--out", aliases=("--output",), metavar="FILE", section=OUT,
+    "-o", "--out", aliases=("--output",), type=click.Path(), metavar="FILE", section=OUT,
     help="File (a bare name lands in output/), folder, or - for standard output."
     "  [default: output/MODEL-SEED-PROMPT.wav]",
 )  # fmt: skip
 @option(
-    "--format", "form", metavar="NAME", section=OUT,
+    "--format", "form", metavar="NAME", section=OUT, shell_complete=one_of(*FORMAT_NAMES),
     help="wav, wav24, wavfloat, flac, ogg, opus or mp3.  [default: by the file name, else wav]",
 )  # fmt: skip
 @option("-f", "--force", is_flag=True, section=OUT, help="Overwrite what is there.")
 @option("--spectrogram", is_flag=True, section=OUT, help="Also write a picture, as PNG beside it.")
 @option("--play", "play_it", is_flag=True, section=OUT, help="Play each clip when it is done.")
 @option(
-    "--device", metavar="NAME", section=RUN,
+    "--device", metavar="NAME", section=RUN, shell_complete=one_of("cpu", "cuda"),
     help="cpu, cuda or cuda:N, among the visible ones.  [default: cuda if there is one]",
 )  # fmt: skip
-@option("--precision", metavar="NAME", section=RUN, help="fp16, fp8 or fp32.  [default: by device]")
+@option(
+    "--precision", metavar="NAME", section=RUN, shell_complete=one_of("fp16", "fp8", "fp32"),
+    help="fp16, fp8 or fp32.  [default: by device]",
+)  # fmt: skip
 @option(
     "--threads", type=click.IntRange(1, 1024), metavar="N", section=RUN,
     help="CPU threads.  [default: the cores this process may use]",

@@ -251,6 +251,23 @@ def test_completion_knows_flags(spawn, words):
     assert set(done.stdout.split()) == {b"plain,--init-audio", b"plain,--init-noise-level"}
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("sa3 generate --model small-m", {b"plain,small-music", b"plain,small-music-base"}),
+        ("sa3 generate -m ./some", {b"dir,./some"}),
+        ("sa3 generate --sampler p", {b"plain,pingpong"}),
+        ("sa3 generate --format wav2", {b"plain,wav24"}),
+        ("sa3 --init-audio ta", {b"file,ta"}),
+        ("sa3 generate --device c", {b"plain,cpu", b"plain,cuda"}),
+    ],
+)
+def test_completion_knows_values(spawn, words, expected):
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = spawn(env={"_SA3_COMPLETE": "bash_complete", **asked})
+    assert set(done.stdout.split()) == expected
+
+
 def test_config_shows_values_and_sources(sa3, own_place, monkeypatch):
     (own_place / "config" / "sa3").mkdir(parents=True)
     (own_place / "config" / "sa3" / "config.toml").write_text(
