@@ -48,7 +48,7 @@ def precision_of(stage: Stage, autoencoder_family: str) -> Precision:
     return "fp16"
 
 
-BASE_RSS = 350_000_000  # bytes: the interpreter, TensorRT's libraries, a small graph
+BASE_RSS = 400_000_000  # bytes: the interpreter, TensorRT's libraries, a small graph
 
 
 def estimate(*, nodes: int, weight_bytes: int, profiles: int) -> tuple[float, int]:
