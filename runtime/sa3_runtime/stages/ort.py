@@ -94,8 +94,8 @@ class OrtStage:
         # 1.08 GB without an arena, which is no faster (and 3 % of a DiT step slower at 120 s)
         options.enable_mem_pattern = False
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
-        # waiting threads that spin gain nothing on an idle machine (0.52 s a DiT step of 10 s either
-        # way) and take a third more time of a busy one
+        # waiting threads that spin gain nothing on an idle machine (0.52 s a DiT step of 10 s,
+        # either way) and take a third more time of a busy one
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._shrink = ort.RunOptions()
         self._shrink.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
