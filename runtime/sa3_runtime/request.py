@@ -145,6 +145,12 @@ class Request:
                 seconds = min(seconds, limits.max_seconds)
         if samples_for(seconds) < 1:
             raise UsageError("the source is empty", hint="give the length with --seconds")
+        if self.seconds is None and seconds > limits.max_seconds:
+            raise UsageError(
+                f"the source is longer than {limits.name} can make",
+                found=f"its limit is {limits.max_seconds:g} s",
+                hint="say with --seconds how much of it to use",
+            )
         if seconds > limits.max_seconds:
             raise UsageError(
                 f"{seconds:g} s is too long for {limits.name}",

@@ -38,8 +38,13 @@ def kept_samples(
     end = source_samples if source_samples >= samples - FADE else source_samples - FADE
     keep = np.arange(samples) < end
     for first, last in ranges:
-        keep[int(first * SAMPLE_RATE) : int(last * SAMPLE_RATE)] = False
+        keep[_sample_at(first) : _sample_at(last)] = False
     return keep
+
+
+def _sample_at(seconds: float) -> int:
+    """The sample a moment falls into, as the reference counts; n/44100 s is n whatever it rounds."""
+    return int(seconds * SAMPLE_RATE + 1e-6)
 
 
 def kept_latents(keep: NDArray[np.bool_], source_samples: int, frames: int) -> NDArray[np.float32]:

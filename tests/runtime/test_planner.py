@@ -190,6 +190,27 @@ def test_a_decoder_without_limiter_is_limited_here(
     assert np.abs(ceiling.pcm).max() <= round(0.1 * 32767)
 
 
+def test_a_ceiling_reaches_a_decoder_that_takes_one(session: Session, tmp_path: Path) -> None:
+    from sa3_models.checkpoint import Checkpoint
+    from sa3_models.stages import Stage
+    from sa3_onnx.same import author_decoder
+    from sa3_runtime.devices.cpu import CpuDevice
+
+    checkpoint = Checkpoint(session.bundle.model.checkpoint)
+    path = tmp_path / "dec.onnx"
+    author_decoder(checkpoint, precision="fp32", lowering="operators", ceiling_input=True).save(
+        path
+    )
+    files = {**session.bundle.onnx_files("fp32"), Stage.DECODER: path}
+    with Session(session.bundle, CpuDevice(files, threads=1)) as other:
+        request = {"seconds": 1, "seed": 1, "steps": 1}
+        default = other.generate("x", **request)
+        low = other.generate("x", **request, limiter_ceiling=0.05)
+    np.testing.assert_array_equal(default.pcm, session.generate("x", **request).pcm)
+    assert np.abs(default.pcm).max() > 0.05 * 32767 + 1
+    assert np.abs(low.pcm).max() <= 0.05 * 32767 + 1
+
+
 @pytest.mark.parametrize("output", ["audio", "pcm_unbounded"])
 def test_what_is_no_sound_is_refused_there_too(
     make_stub: MakeStub, tmp_path: Path, output: str

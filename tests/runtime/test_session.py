@@ -398,6 +398,26 @@ def test_one_allowed_core_is_one_quiet_thread(stub: Path) -> None:
     assert (done.stdout.strip(), done.stderr) == ("1", "")
 
 
+def test_memory_does_not_grow_with_the_length(tiny: Path, home: Path, session: Session) -> None:
+    """CASES 41: two minutes need little more than five seconds, because windows are bounded."""
+    code = (
+        "import resource, sys, sa3_runtime as sa3\n"
+        "with sa3.load(sys.argv[1], threads=1) as m:\n"
+        "    m.generate('x', seconds=float(sys.argv[2]), steps=1, chunking=sys.argv[3])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def peak(seconds: str, chunking: str = "auto") -> int:
+        command = [sys.executable, "-c", code, str(tiny), seconds, chunking]
+        done = subprocess.run(command, env=env, capture_output=True, check=True)
+        return int(done.stdout) * 1024
+
+    short, long, whole = peak("5"), peak("120"), peak("120", "off")
+    assert long - short < 200e6
+    assert whole - short > 2 * (long - short)
+
+
 def test_importing_the_runtime_loads_nothing_heavy() -> None:
     code = "import sys, sa3_runtime; print(*sys.modules)"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -24,6 +24,13 @@ def test_kept_samples_are_the_sources_to_the_bit() -> None:
     np.testing.assert_array_equal(out[inside], new[inside])
 
 
+def test_a_range_up_to_the_end_leaves_no_sample_behind() -> None:
+    """n/44100 s is n samples, whatever the division rounds to."""
+    for samples in (*range(1, 3000), 129_433, 5_291_999):
+        seconds = samples / RATE
+        assert not kept_samples(samples, samples, [(0, seconds)]).any(), samples
+
+
 def test_seams_do_not_click() -> None:
     """CASES 13: the jump at a seam is no larger than what the material does anyway."""
     source, new = _tone(2 * RATE, 220), _tone(2 * RATE, 333)
