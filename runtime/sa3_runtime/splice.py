@@ -43,7 +43,7 @@ def kept_samples(
 
 
 def _sample_at(seconds: float) -> int:
-    """The sample a moment falls into, as the reference counts; n/44100 s is n whatever it rounds."""
+    """The sample a moment falls into, as the reference counts; n/44100 s is always n."""
     return int(seconds * SAMPLE_RATE + 1e-6)
 
 
