@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ __all__ = ["author_dit", "fourier_frequencies"]
 NORM_EPS = 1e-5
 HEAD_NORM_EPS = 1e-6
 CONTEXT_LEN = TEXT_LEN + 1  # prompt tokens, then the seconds token
+CONTEXT_KEYS = ("context_k", "context_k2")  # the second only with differential attention
 LATENT = "latent_len"
 
 # exp in float32 as the reference's library rounds it: one ulp off the nearest float at these places
@@ -86,6 +87,21 @@ def fourier_frequencies(count: int) -> NDArray[np.float32]:
     return table
 
 
+@dataclass(frozen=True)
+class _Shared:
+    """What all blocks of a step read.
+
+    modulation: vectors by kind. rotary: tables. real: 1 per real token, 0 in headroom. nothing:
+    zero rows in the place of the memory tokens, if there are any. prepared: the step's inputs.
+    """
+
+    modulation: Mapping[str, list[Tensor]]
+    rotary: tuple[Tensor, Tensor]
+    real: Tensor
+    nothing: Tensor | None
+    prepared: Mapping[str, Tensor]
+
+
 class _Dit:
     """Both parts of one DiT, emitted into one graph."""
 
@@ -115,14 +131,7 @@ class _Dit:
         context = Heads.shape(self.g, CONTEXT_LEN, c.heads, c.head_dim)
         ports = [Port("global_cond", "float32", (1, c.dim))]
         for i in range(c.depth):
-            names = (
-                ["context_k", "context_k2", "context_v"]
-                if c.differential
-                else [
-                    "context_k",
-                    "context_v",
-                ]
-            )
+            names = (*CONTEXT_KEYS[: self.streams], "context_v")
             ports += [Port(f"{name}.{i}", trunk, context) for name in names]
             ports.append(Port(f"local.{i}", trunk, (1, LATENT, c.dim)))
         return ports
@@ -182,12 +191,9 @@ class _Dit:
         _, gain = self._head_gains(name)
         normed = Heads.normed(g, keys, gain, self.streams * c.heads, c.head_dim, eps=HEAD_NORM_EPS)
         pieces = normed.split(g, [c.heads] * self.streams)
-        out = {
-            f"context_k.{block}": pieces[0].tensor,
-            f"context_v.{block}": Heads.of(g, values, c.heads, c.head_dim).tensor,
-        }
-        if c.differential:
-            out[f"context_k2.{block}"] = pieces[1].tensor
+        out = {f"context_v.{block}": Heads.of(g, values, c.heads, c.head_dim).tensor}
+        for key, piece in zip(CONTEXT_KEYS, pieces, strict=False):
+            out[f"{key}.{block}"] = piece.tensor
         return out
 
     def _rows(self, parts: Iterable[int]) -> list[tuple[int, int]]:
@@ -203,47 +209,40 @@ class _Dit:
             modulation = self._modulation(t, prepared["global_cond"])
             frames = v.tokens(g, v.transpose(g, x, 0, 2, 1), c.latent_dim)
             h = v.matmul(g, frames, self._project_in())
-            real = v.tokens(g, padding, 1)
+            real, nothing = v.tokens(g, padding, 1), None
             if c.memory_tokens:
                 memory = v.tokens(g, v.stored(g, w, "transformer.memory_tokens"), c.dim)
                 h = v.concat(g, -2, memory, h)
                 ones = v.tokens(g, g.constant(np.ones((c.memory_tokens, 1))), 1)
                 real = v.concat(g, -2, ones, real)
+                nothing = v.tokens(g, g.constant(np.zeros((c.memory_tokens, c.dim))), c.dim)
             rotary = self._rotary_tables(v.axis_length(g, h, -2))
+        shared = _Shared(modulation, rotary, real, nothing, prepared)
         for i in range(c.depth):
             with g.scope(f"block{i}"):
-                h = self._block(i, h, modulation, rotary, real, prepared)
+                h = self._block(i, h, shared)
         with g.scope("output"):
             if c.memory_tokens:
                 h = v.slice_axis(g, h, c.memory_tokens, np.iinfo(np.int64).max, -2)
             out = v.reshape(g, v.matmul(g, h, self._project_out()), 1, -1, c.latent_dim)
             return v.transpose(g, out, 0, 2, 1)
 
-    def _block(
-        self,
-        i: int,
-        h: Tensor,
-        modulation: dict[str, list[Tensor]],
-        rotary: tuple[Tensor, Tensor],
-        real: Tensor,
-        prepared: Mapping[str, Tensor],
-    ) -> Tensor:
+    def _block(self, i: int, h: Tensor, shared: _Shared) -> Tensor:
         """Self-attention, cross-attention, local conditioning, feed-forward; h: tokens of dim."""
         g, c, w = self.g, self.config, self.tensors
         name = f"transformer.layers.{i}"
         one, two = i, c.depth + i  # modulation holds all blocks' first half, then the second
-        scale, shift, gate = (modulation[kind] for kind in ("scale", "shift", "gate"))
+        scale, shift, gate = (shared.modulation[kind] for kind in ("scale", "shift", "gate"))
         y = v.rms_norm(g, h, scale[one], eps=NORM_EPS, shift=shift[one])
-        y = self._self_attention(f"{name}.self_attn", y, rotary, real)
+        y = self._self_attention(f"{name}.self_attn", y, shared)
         h = g.op("Add", h, g.op("Mul", y, gate[one]))
 
         gamma = v.vector(g, w, f"{name}.cross_attend_norm.gamma")
         y = v.rms_norm(g, h, gamma, eps=NORM_EPS)
-        y = self._cross_attention(i, y, prepared)
-        local = v.tokens(g, prepared[f"local.{i}"], c.dim)
-        if c.memory_tokens:
-            nothing = v.tokens(g, g.constant(np.zeros((c.memory_tokens, c.dim))), c.dim)
-            local = v.concat(g, -2, nothing, local)
+        y = self._cross_attention(i, y, shared.prepared)
+        local = v.tokens(g, shared.prepared[f"local.{i}"], c.dim)
+        if shared.nothing is not None:
+            local = v.concat(g, -2, shared.nothing, local)
         h = g.op("Add", g.op("Add", h, y), local)
 
         y = v.rms_norm(g, h, scale[two], eps=NORM_EPS, shift=shift[two])
@@ -259,9 +258,7 @@ class _Dit:
         )
         return v.linear(g, g.op("Mul", value, v.silu(g, gate)), w, f"{name}.2")
 
-    def _self_attention(
-        self, name: str, x: Tensor, rotary: tuple[Tensor, Tensor], real: Tensor
-    ) -> Tensor:
+    def _self_attention(self, name: str, x: Tensor, shared: _Shared) -> Tensor:
         g, c, w = self.g, self.config, self.tensors
         # stored order q, k, v, (q2, k2); values are a product of their own, because cutting one
         # result in two copies it
@@ -275,11 +272,11 @@ class _Dit:
         with g.fp32():
             heads = Heads.normed(g, queries_keys, gains, count, c.head_dim, eps=HEAD_NORM_EPS)
             half = w.shape("transformer.rotary_pos_emb.inv_freq")[0]
-            heads = heads.rotated(g, *rotary, half=half)
+            heads = heads.rotated(g, *shared.rotary, half=half)
         queries, keys = heads.split(g, [count // 2] * 2)
-        shared = Heads.of(g, g.op("Mul", values, real), c.heads, c.head_dim)
+        masked = Heads.of(g, g.op("Mul", values, shared.real), c.heads, c.head_dim)
         # both streams in one call: a short clip leaves most of a large GPU idle otherwise
-        both = attend(g, queries, keys, shared.repeated(g, self.streams))
+        both = attend(g, queries, keys, masked.repeated(g, self.streams))
         return self._mixed(name, both.split(g, [c.heads] * self.streams))
 
     def _cross_attention(self, i: int, x: Tensor, prepared: Mapping[str, Tensor]) -> Tensor:
@@ -289,7 +286,7 @@ class _Dit:
         normed = Heads.normed(
             g, projected, gain, self.streams * c.heads, c.head_dim, eps=HEAD_NORM_EPS
         )
-        names = ["context_k", "context_k2"][: self.streams] + ["context_v"]
+        names = (*CONTEXT_KEYS[: self.streams], "context_v")
         *keys, values = (Heads(prepared[f"{name}.{i}"], c.heads, c.head_dim) for name in names)
         queries = normed.split(g, [c.heads] * self.streams)
         streams = [attend(g, q, k, values) for q, k in zip(queries, keys, strict=True)]
