@@ -78,6 +78,7 @@ class Session:
         self.device = device
         self._progress = progress
         self._tokenizer: Tokenizer | None = None
+        self._closed = False
 
     def __enter__(self) -> Session:
         return self
@@ -91,7 +92,8 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Give everything back."""
+        """Give everything back. A closed session renders nothing more."""
+        self._closed = True
         self.device.close()
 
     @property
@@ -188,6 +190,8 @@ class Session:
             UsageError: the request makes no sense for this model.
             RunFailed: a stage failed, or the result isn't sound (not finite, beyond full scale).
         """
+        if self._closed:
+            raise UsageError("this session is closed", hint="load the model again")
         request, planned, source = self.plan(request, source=source)
         run = self.device.run(planned.plan, planned.inputs, progress=self._progress)
         latents = run.outputs["latents"]

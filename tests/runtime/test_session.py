@@ -311,6 +311,13 @@ def test_an_interrupt_ends_the_render_and_the_session_goes_on(stub: Path) -> Non
         assert session.generate("x", seconds=1, seed=1).pcm.shape == (44_100, 2)
 
 
+def test_a_closed_session_says_so(stub: Path) -> None:
+    with load(stub) as session:
+        session.generate("x", seconds=0.1)
+    with pytest.raises(UsageError, match="session is closed"):
+        session.generate("x", seconds=0.1)
+
+
 def test_options_of_a_decoder_without_ceiling_are_refused(stub_session: Session) -> None:
     with pytest.raises(UsageError, match="fixed ceiling"):
         stub_session.generate("x", seconds=1, limiter_ceiling=0.5)
