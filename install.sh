@@ -347,7 +347,11 @@ decide_all() {
         tensorrt) SETS+=" tensorrt-$CUDA" ;;
         tensorrt-rtx) SETS+=' tensorrt-rtx' ;;
     esac
-    [[ $dev == no ]] || SETS+=' dev'
+    if [[ $dev == yes ]]; then
+        # tests build real engines, which TensorRT-RTX does without a card
+        [[ $OS-$MACHINE != Linux-x86_64 || $FLAVOUR != none ]] || SETS+=' tensorrt-rtx'
+        SETS+=' dev'
+    fi
     decide packages "$SETS" "$WHY"
 
     TARGET=${ARCH:-$GPU_CC}

@@ -177,7 +177,7 @@ MACHINES = {
 ASKED = {
     # name: (machine, flags, packages, words)
     "--cpu": (Box((H200,)), ("--cpu",), "core", "--cpu"),
-    "--dev": (Box(), ("--dev",), "core dev", NO_CARD),
+    "--dev": (Box(), ("--dev",), "core tensorrt-rtx dev", NO_CARD),
     "--keep": (Box((H200,)), ("--keep",), "core", "H200"),
     "the capability is told": (box("GPU", "[N/A]", "580.1"), ("--arch", "sm_86"), RTX, "sm_86"),
     "for another card": (Box(), ("--arch", "8.6"), "core tensorrt-rtx", "built ahead of time"),

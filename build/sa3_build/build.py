@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -275,7 +275,7 @@ def _keep(order: Order, part: Path, done: Done) -> Sidecar:
                 engine_sha256=done.sha256,
                 engine_bytes=done.bytes,
                 key=order.key(target),
-                built=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                built=datetime.now(UTC).isoformat(timespec="seconds"),
                 seconds=round(done.seconds, 1),
                 peak_rss_bytes=done.rss,
             )

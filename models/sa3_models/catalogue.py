@@ -9,12 +9,11 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import tomllib
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
-
-import tomllib
 
 from sa3_models import geometry
 from sa3_models.errors import ArtefactMissing, CheckpointError, UsageError
@@ -48,7 +47,7 @@ class Model:
     autoencoder: catalogue name of its autoencoder, or its own name.
     text_dir, dit_dir, autoencoder_dir: stage directories, "" where there is no such stage.
     max_seconds: longest clip it was trained for.
-    steps, cfg, sampler: defaults of a request.
+    steps, cfg, sampler, seconds: defaults of a request.
     checkpoint_bytes, engine_bytes: sizes of the downloads, 0 where unknown.
     """
 
@@ -63,6 +62,7 @@ class Model:
     steps: int
     cfg: float
     sampler: str
+    seconds: float = 30.0
     summary: str = ""
     licence: str = ""
     aliases: tuple[str, ...] = ()

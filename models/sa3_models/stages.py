@@ -6,14 +6,14 @@ Knows: the stage contract and the published directory layout. Doesn't know: whic
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 __all__ = ["DIT_PARTS", "Port", "Precision", "Stage", "StageIO", "stage_file"]
 
 Precision = str  # "fp32" | "fp16" | "bf16" | "fp8"
 
 
-class Stage(str, Enum):
+class Stage(StrEnum):
     """One graph of the pipeline."""
 
     TEXT = "t5gemma"
@@ -22,9 +22,6 @@ class Stage(str, Enum):
     DIT_STEP = "dit_step"  # one velocity evaluation
     ENCODER = "enc"
     DECODER = "dec"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 DIT_PARTS = (Stage.DIT_PREPARE, Stage.DIT_STEP)

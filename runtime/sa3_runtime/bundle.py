@@ -58,14 +58,7 @@ class Bundle:
     @property
     def limits(self) -> Limits:
         """Defaults and limits of requests."""
-        model = self.model
-        return Limits(
-            name=model.name,
-            max_seconds=float(model.max_seconds),
-            steps=model.steps,
-            sampler=model.sampler,
-            cfg=model.cfg,
-        )
+        return Limits.of(self.model)
 
     @property
     def margins(self) -> Mapping[str, int]:

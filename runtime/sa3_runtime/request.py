@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from sa3_models.catalogue import Model
+
 __all__ = ["SEED_MAX", "Chunking", "Clip", "Limits", "Request"]
 
 SEED_MAX = 2**64 - 1
@@ -43,7 +45,7 @@ class Limits:
 
     name: the model, for messages.
     max_seconds: longest clip it was trained for.
-    steps, sampler, cfg: its defaults.
+    steps, sampler, cfg, seconds: its defaults.
     """
 
     name: str
@@ -51,6 +53,19 @@ class Limits:
     steps: int
     sampler: str
     cfg: float
+    seconds: float = SECONDS_DEFAULT
+
+    @classmethod
+    def of(cls, model: Model) -> Limits:
+        """What a row of the catalogue sets."""
+        return cls(
+            name=model.name,
+            max_seconds=float(model.max_seconds),
+            steps=model.steps,
+            sampler=model.sampler,
+            cfg=model.cfg,
+            seconds=float(model.seconds),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +73,7 @@ class Request:
     """One clip to be made. None means "the model's default".
 
     prompt: what to play; empty means unconditional.
-    seconds: length; None is the source's length when editing, else 30.
+    seconds: length; None is the source's length when editing, else the model's default.
     seed: 0 … 2⁶⁴−1; None or −1 picks one and reports it.
     clip: index of the clip in a batch that shares a seed (another stream of noise each).
     steps, sampler, schedule: how to sample (sa3_runtime.samplers, .schedules).
@@ -140,7 +155,7 @@ class Request:
         seconds = self.seconds
         if seconds is None:
             ends = [end for _, end in self.inpaint]
-            seconds = SECONDS_DEFAULT if source_seconds is None else max(source_seconds, *ends, 0.0)
+            seconds = limits.seconds if source_seconds is None else max(source_seconds, *ends, 0.0)
             if source_seconds is None:
                 seconds = min(seconds, limits.max_seconds)
         if samples_for(seconds) < 1:

@@ -67,7 +67,6 @@ def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
     from sa3_runtime.cli.flags import precision_of
     from sa3_runtime.cli.jobs import Job, Manifest, read_jobs, refuse_doubles, shard_of
     from sa3_runtime.cli.record import word_of
-    from sa3_runtime.request import SECONDS_DEFAULT
 
     names = ("model", "device", "precision", "threads", "offline")
     settings = gather({**{name: given[name] for name in names}, "format": given["form"]})
@@ -98,7 +97,7 @@ def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
     manifest = Manifest(folder, shard, shards)
     done = set() if given["force"] else manifest.done()
     todo = [job for job in good if job.key not in done]
-    todo.sort(key=lambda job: (latent_len_for(job.request.seconds or SECONDS_DEFAULT), job.line))
+    todo.sort(key=lambda job: (latent_len_for(job.request.seconds or model.seconds), job.line))
     work = _Work(view, model, manifest, settings["format"].value, force=given["force"])
     for line, error in broken:
         work.failed(line, None, None, error)

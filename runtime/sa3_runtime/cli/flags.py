@@ -73,7 +73,7 @@ _REQUEST = (
     ),
     option(
         "--seconds", aliases=("--duration", "-d"), metavar="S", section=WHAT,
-        help="Length of the clip.  [default: 30, or that of the init audio]",
+        help="Length of the clip.  [default: the model's, or that of the init audio]",
     ),
     option(
         "--seed", aliases=("-s",), type=int, metavar="N", section=WHAT,

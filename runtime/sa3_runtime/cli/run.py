@@ -93,7 +93,7 @@ class Run:
         from sa3_runtime.cli.record import source_digest
         from sa3_runtime.request import Limits
 
-        limits = Limits(model.name, float(model.max_seconds), model.steps, model.sampler, model.cfg)
+        limits = Limits.of(model)
         flags = translate_dialect(self.given, model.autoencoder, self.view)
         flags["seconds"] = _seconds(flags["seconds"], limits)
         base = record.request if record else self._base()

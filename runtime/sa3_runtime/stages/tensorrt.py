@@ -38,7 +38,8 @@ _PACKAGES = {
     "tensorrt-rtx": ("tensorrt_rtx_cu13_bindings", "tensorrt_rtx"),
 }
 _RTX_CARRIER = "onnxruntime-ep-nv-tensorrt-rtx-cu13"  # the wheel with libtensorrt_rtx
-_RTX_LIBRARIES = ("libcudart.so", "libtensorrt_rtx.so")  # in loading order
+# in loading order; the bindings are linked against the parser, though it is never called
+_RTX_LIBRARIES = ("libcudart.so", "libtensorrt_rtx.so", "libtensorrt_onnxparser_rtx.so")
 _DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
 _MEMORY_SIGNS = ("outofmemory", "out of memory", "memory allocation")
 
