@@ -52,10 +52,14 @@ def written(checkpoint: Path, out: Path, **options) -> list[bool]:
     return [done.written for done in run(opened, jobs)]
 
 
-@pytest.mark.parametrize(("precision", "lowering"), [("fp32", None), ("bf16", "operators")])
+@pytest.mark.parametrize(
+    ("precision", "lowering"),
+    [("fp32", "operators"), ("fp16", "operators"), ("bf16", "primitives")],
+)
 def test_every_stage_has_the_ports_of_the_contract(
-    tiny: Path, tmp_path: Path, precision: str, lowering: str | None
+    tiny: Path, tmp_path: Path, precision: str, lowering: str
 ) -> None:
+    """CASES 07: standard operators only, in opsets that the engines' parsers know."""
     paths = export(tiny, tmp_path, stages=list(Stage), precision=precision, lowering=lowering)
     assert len(paths) == len(Stage)
     differential = Checkpoint(tiny).config.dit.differential
@@ -72,6 +76,8 @@ def test_every_stage_has_the_ports_of_the_contract(
         outputs = outputs + handed * (stage is Stage.DIT_PREPARE)
         assert [sorted(side) for side in ports] == [sorted(inputs), sorted(outputs)]
         assert {node.domain for node in model.graph.node} == {""}
+        opsets = {row.domain: row.version for row in model.opset_import}
+        assert opsets == {"": 20 if lowering == "primitives" else 23}
         axes = {
             dim.dim_param
             for port in (*model.graph.input, *model.graph.output)
@@ -81,7 +87,7 @@ def test_every_stage_has_the_ports_of_the_contract(
         half = {
             p.name
             for p in (*model.graph.input, *model.graph.output)
-            if p.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16
+            if p.type.tensor_type.elem_type in (onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16)
         }
         assert half <= set(handed)
 
