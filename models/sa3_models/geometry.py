@@ -38,5 +38,8 @@ def samples_for(seconds: float) -> int:
 
 
 def latent_len_for(seconds: float) -> int:
-    """Latent frames that cover `seconds`: ceil(seconds·44100/4096), at least 1."""
-    return max(1, math.ceil(seconds * SAMPLE_RATE / SAMPLES_PER_LATENT))
+    """Latent frames that cover `seconds`: ceil(seconds·44100/4096), at least 1.
+
+    A whole number of frames stays that number: 13·4096/44100 s as a float would give 14.
+    """
+    return max(1, math.ceil(seconds * SAMPLE_RATE / SAMPLES_PER_LATENT - 1e-9))

@@ -22,6 +22,7 @@ from sa3_models import catalogue, paths
 from sa3_models.checkpoint import Checkpoint
 from sa3_models.config import ModelConfig, read_model_config
 from sa3_models.errors import ArtefactMissing, BuildFailed, UsageError
+from sa3_models.inventory import published_graph
 from sa3_models.stages import Precision, Stage, stage_file
 from sa3_runtime.request import Limits
 from sa3_runtime.stages.graph_file import read_graph_file
@@ -74,13 +75,23 @@ class Bundle:
     def onnx_file(
         self, stage: Stage, precision: Precision, lowering: str = "operators"
     ) -> Path | None:
-        """An existing ONNX file of a stage, or None; one of another checkpoint doesn't count."""
+        """An existing ONNX file of a stage, or None; one of another checkpoint doesn't count.
+
+        Pulled graphs of the published repository serve where there are no weights to export.
+        Its autoencoders are BF16, which stands in for FP16 (never for FP32: no CPU runs it).
+        """
         name = f"{stage_file(stage, precision, lowering)}.onnx"
         own = self.model.checkpoint / "onnx" / name
         if own.is_file():
             return own
         exported = self._export_dir(stage) / name
-        return exported if exported.is_file() and self._is_ours(exported) else None
+        if exported.is_file() and self._is_ours(exported):
+            return exported
+        if self._has_weights:
+            return None
+        formats = [precision, *(["bf16"] if precision == "fp16" else [])]
+        graphs = (published_graph(self.model, stage, number) for number in formats)
+        return next(filter(None, graphs), None)
 
     def _is_ours(self, path: Path) -> bool:
         """Whether an export was made from the checkpoint that is there now.
@@ -158,7 +169,7 @@ class Bundle:
         home.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "sa3_onnx", "export", self._word]
         command += [word for name in names for word in ("--stage", name)]
-        command += ["--precision", precision]
+        command += ["--precision", precision, "--lowering", "operators"]
         with FileLock(home / ".lock"):
             # another process may have made them while this one waited
             if all(self.onnx_file(Stage(name), precision) for name in names):

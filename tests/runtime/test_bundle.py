@@ -10,13 +10,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import onnx
 from onnx import helper
-from sa3_models import catalogue
+from sa3_models import catalogue, store
 from sa3_models.checkpoint import Checkpoint
 from sa3_models.config import read_model_config
 from sa3_models.errors import ArtefactMissing, BuildFailed
@@ -150,3 +151,26 @@ def test_half_precision_files_are_told_apart_from_the_cpus(
     assert bundle.onnx_file(Stage.TEXT, "fp16") == onnx_dir / "t5gemma_fp16_ort.onnx"
     assert bundle.onnx_file(Stage.TEXT, "fp16", "primitives") is None
     assert bundle.onnx_file(Stage.TEXT, "fp32") == onnx_dir / "t5gemma_fp32.onnx"
+
+
+def test_pulled_published_graphs_render_where_there_are_no_weights(
+    make_stub: Callable[..., Path], own_home: Path, tmp_path: Path
+) -> None:
+    """The text encoder and the whole DiT of the published repository, as a pull leaves them."""
+    stub = make_stub(own_home / "checkpoints" / "small-music", whole=True)
+    published = own_home / "onnx" / "published"
+    for name, place in (
+        ("t5gemma_fp32.onnx", "t5gemma/encoder.onnx"),
+        ("dit_fp32.onnx", "sa3-sm-music/dit.onnx"),
+    ):
+        target = published / place
+        target.parent.mkdir(parents=True)
+        (stub / "onnx" / name).rename(target)
+        record = store.Record(repo="r", path=place, commit="c", size=target.stat().st_size)
+        pulled = store.Pulled({target.name: record}, {target.name: (target.name,)})
+        (target.parent / store.RECORD).write_bytes(msgspec.json.encode(pulled))
+    with load("small-music") as session:
+        assert len(session.generate("x", seconds=1, seed=1).pcm) == 44_100
+    (published / "sa3-sm-music" / "dit.onnx").write_bytes(b"cut")
+    with pytest.raises(ArtefactMissing, match="pull small-music"):
+        load("small-music")
