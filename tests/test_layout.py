@@ -84,3 +84,15 @@ def test_files_stay_below_six_hundred_lines() -> None:
         if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 600
     ]
     assert not long
+
+
+def test_the_architecture_page_lists_every_module_with_its_first_line() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for shelf in SHELVES:
+        package = ROOT / shelf / f"sa3_{shelf}"
+        for path in package.rglob("*.py"):
+            if path.name.startswith("__") or "cli" in path.parts:
+                continue
+            name = ".".join(path.relative_to(package).with_suffix("").parts)
+            first = path.read_text(encoding="utf-8").split("\n", 1)[0].strip('"').rstrip(".")
+            assert f"| `.{name}` | {first} |" in page, f"{path.relative_to(ROOT)}"
