@@ -47,7 +47,7 @@ class Value:
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("model", str, "demo", "model: a name of `sa3 list` or a checkpoint directory"),
-    Setting("seconds", float, None, "length of a clip (30, or the model's longest if shorter)"),
+    Setting("seconds", float, None, "length of a clip (the model's own, mostly 30)"),
     Setting("steps", int, None, "sampling steps (the model's own number)"),
     Setting("cfg", float, None, "guidance scale (the model's own)"),
     Setting("sampler", str, None, "pingpong, euler, rk4 or dpmpp (the model's own)"),

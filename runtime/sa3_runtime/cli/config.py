@@ -63,7 +63,7 @@ def with_catalogue(values: dict[str, Value]) -> dict[str, Value]:
         model = None
     if model:
         own = {"steps": model.steps, "cfg": model.cfg, "sampler": model.sampler}
-        own["seconds"] = min(30.0, model.max_seconds)
+        own["seconds"] = min(model.seconds, float(model.max_seconds))
         for name, value in own.items():
             if values[name].value is None:
                 values[name] = Value(value, "catalogue")
