@@ -10,6 +10,7 @@ its roundings emulated (sa3_onnx.emulate), so that an overflow shows.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +148,7 @@ def run_in_pieces(
     options.enable_cpu_mem_arena = False
     options.log_severity_level = _QUIET
     options.add_session_config_entry("session.disable_prepacking", "1")
-    piece_path = path.with_name(f"{path.name}.check.part")
+    piece_path = path.with_name(f"{path.name}.{os.getpid()}.check.part")
     try:
         for piece in _pieces(model, piece_bytes):
             onnx.save_model(piece, str(piece_path))

@@ -10,6 +10,7 @@ not add up; free-run: the half-precision pipeline, text encoder included, goes i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -300,7 +301,7 @@ def _session(path: Path) -> Iterator[Callable[[Arrays], dict[str, Any]]]:
     options.enable_cpu_mem_arena = False
     model = onnx.load(str(path), load_external_data=False)
     if has_half(model):
-        source = path.with_name(f"{path.name}.emulated.part")
+        source = path.with_name(f"{path.name}.{os.getpid()}.part")
         onnx.save_model(emulated(model), str(source))
     else:
         source = path
