@@ -29,6 +29,7 @@ Input buffers, present only when the mode needs them:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -47,6 +48,7 @@ __all__ = [
     "RunStage",
     "SetTime",
     "Step",
+    "touched",
 ]
 
 Kind: TypeAlias = Literal["input", "work", "output"]
@@ -223,6 +225,33 @@ Step: TypeAlias = (
     | Narrow
     | CopyOut
 )
+
+
+def touched(step: Step) -> Iterator[str]:
+    """Names of all buffers that a step reads or writes."""
+    if isinstance(step, RunStage):
+        yield from (name for _, name in (*step.inputs, *step.outputs))
+    elif isinstance(step, Combine):
+        yield step.out
+        yield from (name for _, name in step.terms)
+    elif isinstance(step, (DrawNoise, SetTime)):
+        yield step.out
+    elif isinstance(step, Guide):
+        yield from (step.out, step.cond, step.uncond, step.x)
+        if step.valid is not None:
+            yield step.valid
+    elif isinstance(step, Paste):
+        yield from (step.x, step.keep, step.source)
+    elif isinstance(step, Mask):
+        yield from (step.out, step.source, step.mask)
+    elif isinstance(step, Gather):
+        yield from (step.window, step.source)
+    elif isinstance(step, Place):
+        yield from (step.target, step.window)
+    elif isinstance(step, Narrow):
+        yield from (step.out, step.pcm, step.status)
+    else:
+        yield from (step.out, step.source)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from sa3_models.stages import Port, StageIO
 from sa3_runtime.devices.cuda.device import CudaDevice
 from sa3_runtime.devices.cuda.driver import OutOfDeviceMemory
-from sa3_runtime.devices.cuda.layout import byte_size, lay_out, touched
+from sa3_runtime.devices.cuda.layout import byte_size, lay_out
 from sa3_runtime.devices.cuda.memory import GRAPH_BYTES, needs_of, refusal, window_for
 from sa3_runtime.devices.null import NullDriver
-from sa3_runtime.plan import Buffer, Combine, CopyOut, Plan, RunStage
+from sa3_runtime.plan import Buffer, Combine, CopyOut, Plan, RunStage, touched
 
 GIGABYTE = 1 << 30
 MEGABYTE = 1 << 20

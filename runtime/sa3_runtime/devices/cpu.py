@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from sa3_runtime.plan import (
     RunStage,
     SetTime,
     Step,
+    touched,
 )
 from sa3_runtime.stages.graph_file import read_graph_file
 from sa3_runtime.stages.ort import OrtStage, allowed_threads, check_cpu_types
@@ -215,10 +215,7 @@ def _last_uses(plan: Plan) -> dict[int, list[str]]:
     work = {buffer.name for buffer in plan.of_kind("work")}
     last = {}
     for index, step in enumerate(plan.steps):
-        for entry in fields(step):
-            value = getattr(step, entry.name)
-            pairs = value if isinstance(value, tuple) else ((None, value),)
-            last.update({name: index for _, name in pairs if name in work})
+        last.update({name: index for name in touched(step) if name in work})
     dying: dict[int, list[str]] = {}
     for name, index in last.items():
         dying.setdefault(index, []).append(name)

@@ -8,27 +8,11 @@ alive at the same time share memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sa3_runtime.plan import (
-    Buffer,
-    Combine,
-    CopyOut,
-    DrawNoise,
-    Gather,
-    Guide,
-    Mask,
-    Narrow,
-    Paste,
-    Place,
-    Plan,
-    RunStage,
-    SetTime,
-    Step,
-)
+from sa3_runtime.plan import Buffer, Plan, touched
 
-__all__ = ["Layout", "byte_size", "lay_out", "touched"]
+__all__ = ["Layout", "byte_size", "item_bytes", "lay_out"]
 
 ALIGNMENT = 256  # what cuMemAlloc and TensorRT's bindings keep
 _ITEM_BYTES = {"bfloat16": 2, "float16": 2, "int16": 2, "float32": 4, "int32": 4}
@@ -55,33 +39,6 @@ def item_bytes(dtype: str) -> int:
 def byte_size(buffer: Buffer) -> int:
     """Bytes of a buffer."""
     return math.prod(buffer.shape) * item_bytes(buffer.dtype)
-
-
-def touched(step: Step) -> Iterator[str]:
-    """Names of all buffers that a step reads or writes."""
-    if isinstance(step, RunStage):
-        yield from (name for _, name in (*step.inputs, *step.outputs))
-    elif isinstance(step, Combine):
-        yield step.out
-        yield from (name for _, name in step.terms)
-    elif isinstance(step, (DrawNoise, SetTime)):
-        yield step.out
-    elif isinstance(step, Guide):
-        yield from (step.out, step.cond, step.uncond, step.x)
-        if step.valid is not None:
-            yield step.valid
-    elif isinstance(step, Paste):
-        yield from (step.x, step.keep, step.source)
-    elif isinstance(step, Mask):
-        yield from (step.out, step.source, step.mask)
-    elif isinstance(step, Gather):
-        yield from (step.window, step.source)
-    elif isinstance(step, Place):
-        yield from (step.target, step.window)
-    elif isinstance(step, Narrow):
-        yield from (step.out, step.pcm, step.status)
-    elif isinstance(step, CopyOut):
-        yield from (step.out, step.source)
 
 
 def lay_out(plan: Plan, *, share: bool = True) -> Layout:
