@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -23,7 +22,7 @@ from filelock import FileLock, Timeout
 from sa3_build.order import Order
 from sa3_build.worker import Done, Failed, Phase, work
 from sa3_models.errors import BuildFailed
-from sa3_models.files import whole_file
+from sa3_models.files import link_or_copy, whole_file
 from sa3_models.sidecar import (
     BuiltProfile,
     PortRecord,
@@ -258,7 +257,7 @@ def _keep(order: Order, part: Path, done: Done) -> Sidecar:
         engine = order.engine(target)
         sidecar_path(engine).unlink(missing_ok=True)
         with whole_file(engine) as copy:
-            _link(part, copy)
+            link_or_copy(part, copy)
         sidecars.append(
             Sidecar(
                 stage=order.stage.value,
@@ -282,14 +281,6 @@ def _keep(order: Order, part: Path, done: Done) -> Sidecar:
         )
         write_sidecar(engine, sidecars[-1])
     return sidecars[0]
-
-
-def _link(source: Path, target: Path) -> None:
-    """Another name for the same file, or a copy where the file system has no links."""
-    try:
-        target.hardlink_to(source)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _records(ports: Sequence[Port]) -> tuple[PortRecord, ...]:

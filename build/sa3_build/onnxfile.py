@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sa3_models.errors import ArtefactMissing, BuildFailed
-from sa3_models.files import sha256_of
+from sa3_models.files import is_pointer, sha256_of
 from sa3_models.stages import Port
 
 __all__ = ["OnnxFile", "read_onnx"]
@@ -71,8 +71,7 @@ def read_onnx(path: Path) -> OnnxFile:
 
     if not path.is_file():
         raise ArtefactMissing(f"there is no file {path}", hint="./sa3 export makes it")
-    head = path.open("rb").read(64)
-    if head.startswith(b"version https://git-lfs"):
+    if is_pointer(path):
         raise ArtefactMissing(
             f"{path.name} is a pointer to a large file, not the file",
             hint="fetch it (git lfs pull)",

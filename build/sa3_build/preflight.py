@@ -16,6 +16,7 @@ from sa3_build.engine import unsupported_operators
 from sa3_build.flavours import Flavour
 from sa3_build.order import Order
 from sa3_models.errors import BuildFailed, UsageError
+from sa3_models.files import nearest_folder
 
 __all__ = ["available_memory", "check_formats", "check_orders", "check_targets"]
 
@@ -100,7 +101,7 @@ def check_formats(name: str, dtypes: Set[str], targets: Sequence[Architecture]) 
 
 def _check_disk(orders: Sequence[Order]) -> None:
     home = orders[0].home
-    folder = next(path for path in (home, *home.parents) if path.exists())
+    folder = nearest_folder(home)
     if not os.access(folder, os.W_OK):
         raise BuildFailed(f"nothing can be written to {folder}", hint="set SA3_HOME elsewhere")
     needed, free = sum(order.disk_bytes() for order in orders), shutil.disk_usage(folder).free

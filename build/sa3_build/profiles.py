@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sa3_models.errors import UsageError
 from sa3_models.geometry import LATENT_LEN_MAX, SAMPLES_PER_LATENT, TEXT_LEN
-from sa3_models.stages import Port
+from sa3_models.stages import Port, dynamic_axis
 
 __all__ = ["SHORT", "Range", "Shapes", "parse_profile", "shapes_at"]
 
@@ -77,7 +77,7 @@ def shapes_at(inputs: Sequence[Port], latent_len: Range) -> Shapes:
             return 1
         if port.name in _TEXT_INPUTS:
             return TEXT_LEN
-        return frames * SAMPLES_PER_LATENT if port.name == "audio" else frames
+        return frames * SAMPLES_PER_LATENT if dynamic_axis(port.name) == "samples" else frames
 
     shapes: Shapes = {}
     for port in inputs:

@@ -25,6 +25,7 @@ from sa3_models.manifest import (
     autoencoder_tensors,
     conditioner_tensors,
     dit_tensors,
+    model_tensors,
     text_tensors,
 )
 from sa3_models.safetensors_file import TensorEntry, read_rows, scan
@@ -176,14 +177,7 @@ class Checkpoint:
     @cached_property
     def _model_entries(self) -> Mapping[str, TensorEntry]:
         entries = _entries(self.directory)
-        expected = {f"{name}" for name in autoencoder_tensors(self.config.autoencoder)}
-        if self.config.dit is not None:
-            expected = {f"pretransform.model.{name}" for name in expected}
-            expected |= {f"model.model.{name}" for name in dit_tensors(self.config.dit)}
-            expected |= {
-                f"conditioner.conditioners.{name}" for name in conditioner_tensors(self.config.dit)
-            }
-        _refuse_extra(entries, expected, self.directory / WEIGHTS)
+        _refuse_extra(entries, set(model_tensors(self.config)), self.directory / WEIGHTS)
         return entries
 
     @staticmethod

@@ -136,7 +136,6 @@ class TextConfig:
     rope_theta: float
     query_scalar: float
     softcap: float
-    pad_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +404,6 @@ def read_text_config(directory: Path) -> TextConfig:
         rope_theta=float(theta),
         query_scalar=float(reader.get("query_pre_attn_scalar")),
         softcap=float(reader.get("attn_logit_softcapping", None) or 0.0),
-        pad_id=reader.whole("pad_token_id", 0),
     )
     if config.kv_heads == 0 or config.heads % config.kv_heads:
         raise CheckpointError(

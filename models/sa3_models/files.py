@@ -1,17 +1,18 @@
 """Files that are whole or not there.
 
-Knows: `.part` names, renaming, hashing. Doesn't know: what is in the files.
+Knows: `.part` names, renaming, links, hashing. Doesn't know: what is in the files.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["sha256_of", "whole_file"]
+__all__ = ["is_pointer", "link_or_copy", "nearest_folder", "sha256_of", "whole_file"]
 
 
 @contextmanager
@@ -36,3 +37,23 @@ def sha256_of(path: Path, *, chunk: int = 1 << 22) -> str:
         while block := file.read(chunk):
             digest.update(block)
     return digest.hexdigest()
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Another name for the same file, or a copy across disks and where there are no links."""
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def nearest_folder(path: Path) -> Path:
+    """`path`, or the nearest folder above it that exists: whose disk a new file would be on."""
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether a file is a large-file pointer (git-lfs) that was never replaced by its content."""
+    start = b"version https://git-lfs"
+    with path.open("rb") as file:
+        return file.read(len(start)) == start

@@ -124,7 +124,7 @@ def verify(
             elif path.stat().st_size != entry.size:
                 found = path.stat().st_size
                 problems.append(Problem(path, f"{found:,} bytes instead of {entry.size:,}"))
-            elif not is_content(path, entry.remote()):
+            elif not is_content(path, entry):
                 problems.append(Problem(path, "its content is not what was published"))
             else:
                 good += 1

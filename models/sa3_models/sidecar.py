@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from sa3_models.errors import ArtefactMissing, MachineMismatch
-from sa3_models.files import sha256_of, whole_file
+from sa3_models.files import is_pointer, sha256_of, whole_file
 
 __all__ = [
     "BuiltProfile",
@@ -29,7 +29,6 @@ __all__ = [
 ]
 
 FlavourName = Literal["tensorrt", "tensorrt-rtx"]
-_POINTER = b"version https://git-lfs"  # a large-file pointer that was never replaced by its file
 _FORMAT = 1
 
 
@@ -197,7 +196,7 @@ def check_content(engine: Path, *, repair: str | None = None) -> None:
         head = file.read(512)
     if not head:
         raise ArtefactMissing(f"{engine.name} is empty", found="0 bytes", hint=repair)
-    if head.startswith(_POINTER):
+    if is_pointer(engine):
         raise ArtefactMissing(
             f"{engine.name} is a pointer to a large file, not the file",
             found=f"{engine.stat().st_size:,} bytes of text",

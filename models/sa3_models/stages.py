@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["DIT_PARTS", "Port", "Precision", "Stage", "StageIO", "stage_file"]
+from sa3_models.geometry import SAMPLES_PER_LATENT
+
+__all__ = ["DIT_PARTS", "Port", "Precision", "Stage", "StageIO", "dynamic_axis", "stage_file"]
 
 Precision = str  # "fp32" | "fp16" | "bf16" | "fp8"
 
@@ -40,9 +42,9 @@ class Port:
     dtype: str
     shape: tuple[int | str, ...]
 
-    def resolve(self, latent_len: int, samples_per_latent: int = 4096) -> tuple[int, ...]:
+    def resolve(self, latent_len: int) -> tuple[int, ...]:
         """The concrete shape at `latent_len` latent frames."""
-        sizes = {"latent_len": latent_len, "samples": latent_len * samples_per_latent}
+        sizes = {"latent_len": latent_len, "samples": latent_len * SAMPLES_PER_LATENT}
         return tuple(sizes[size] if isinstance(size, str) else size for size in self.shape)
 
 
@@ -60,6 +62,11 @@ class StageIO:
     def output(self, name: str) -> Port | None:
         """The output port of that name, or None."""
         return next((port for port in self.outputs if port.name == name), None)
+
+
+def dynamic_axis(port: str) -> str:
+    """Name of a port's dynamic axis, where a file calls it otherwise or not at all."""
+    return "samples" if port in ("audio", "pcm", "pcm_unbounded") else "latent_len"
 
 
 def stage_file(stage: Stage, precision: Precision, lowering: str = "primitives") -> str:

@@ -11,7 +11,6 @@ see that.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from typing import Literal
 import msgspec
 
 from sa3_models.errors import ArtefactMissing, RunFailed
-from sa3_models.files import whole_file
+from sa3_models.files import link_or_copy, nearest_folder, whole_file
 from sa3_models.hub import Hub, RemoteFile, cached_files, cached_path, is_content
 from sa3_models.hub_trouble import disk_trouble
 from sa3_models.paths import sa3_home
@@ -31,7 +30,6 @@ from sa3_models.wants import Want
 __all__ = [
     "Fetch",
     "Pulled",
-    "Record",
     "Reporter",
     "complete",
     "complete_group",
@@ -45,25 +43,10 @@ RECORD = ".pulled.json"
 _SPARE_BYTES = 200_000_000  # left free on the disk
 
 
-class Record(msgspec.Struct, frozen=True):
-    """What one pulled file must be."""
-
-    repo: str
-    path: str
-    commit: str
-    size: int
-    sha256: str | None = None
-    git_sha1: str | None = None
-
-    def remote(self) -> RemoteFile:
-        """The file it was pulled from."""
-        return RemoteFile(self.repo, self.path, self.commit, self.size, self.sha256, self.git_sha1)
-
-
 class Pulled(msgspec.Struct):
-    """The record of a folder: files by their name in it, and the groups they form."""
+    """The record of a folder: what each file in it must be, and the groups they form."""
 
-    files: dict[str, Record] = {}
+    files: dict[str, RemoteFile] = {}
     groups: dict[str, tuple[str, ...]] = {}
 
 
@@ -198,7 +181,7 @@ def _listing(want: Want, hub: Hub) -> tuple[RemoteFile, ...]:
     )
 
 
-def _same(target: Path, file: RemoteFile, record: Record | None) -> bool:
+def _same(target: Path, file: RemoteFile, record: RemoteFile | None) -> bool:
     """Whether `target` is `file`: by its record, else (put there by hand) by its content."""
     if _size(target) != file.size:
         return False
@@ -210,7 +193,7 @@ def _same(target: Path, file: RemoteFile, record: Record | None) -> bool:
 def _check_room(want: Want, fetches: Sequence[Fetch]) -> None:
     needed = sum(fetch.file.size for fetch in fetches if fetch.how == "load")
     needed -= sum(part.stat().st_size for part in want.folder.rglob("*.part"))
-    free = shutil.disk_usage(_existing(want.folder)).free
+    free = shutil.disk_usage(nearest_folder(want.folder)).free
     if needed > 0 and free < needed + _SPARE_BYTES:
         raise RunFailed(
             f"not enough room for the {want.label}",
@@ -219,20 +202,11 @@ def _check_room(want: Want, fetches: Sequence[Fetch]) -> None:
         )
 
 
-def _existing(path: Path) -> Path:
-    while not path.exists():
-        path = path.parent
-    return path
-
-
 def _remember(want: Want, fetches: Sequence[Fetch]) -> None:
     record = pulled(want.folder)
     names = [fetch.target.relative_to(want.folder).as_posix() for fetch in fetches]
     for name, fetch in zip(names, fetches, strict=True):
-        file = fetch.file
-        record.files[name] = Record(
-            file.repo, file.path, file.commit, file.size, file.sha256, file.git_sha1
-        )
+        record.files[name] = fetch.file
         if fetch.how != "here":
             fetch.target.unlink(missing_ok=True)  # of another version, or damaged
     record.groups[want.group] = tuple(names)
@@ -253,10 +227,7 @@ def _link(source: Path, fetch: Fetch) -> bool:
     fetch.target.parent.mkdir(parents=True, exist_ok=True)
     part = fetch.target.with_name(f"{fetch.target.name}.link.part")
     part.unlink(missing_ok=True)
-    try:
-        os.link(source, part)
-    except OSError:
-        shutil.copyfile(source, part)
+    link_or_copy(source, part)
     if not is_content(part, fetch.file):
         part.unlink()
         return False

@@ -268,7 +268,7 @@ def test_a_disk_that_is_full_is_told_and_leaves_nothing(order, monkeypatch):
     def full(source: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(build_module, "_link", full)
+    monkeypatch.setattr(build_module, "link_or_copy", full)
     wanted = order()
     with pytest.raises(BuildFailed, match="No space left on device"):
         build_all([wanted], say=lambda _: None)

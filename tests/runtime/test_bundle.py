@@ -21,6 +21,7 @@ from sa3_models import catalogue, store
 from sa3_models.checkpoint import Checkpoint
 from sa3_models.config import read_model_config
 from sa3_models.errors import ArtefactMissing, BuildFailed
+from sa3_models.hub import RemoteFile
 from sa3_models.stages import Stage
 from sa3_runtime import load
 from sa3_runtime.bundle import Bundle, find_bundle
@@ -166,7 +167,7 @@ def test_pulled_published_graphs_render_where_there_are_no_weights(
         target = published / place
         target.parent.mkdir(parents=True)
         (stub / "onnx" / name).rename(target)
-        record = store.Record(repo="r", path=place, commit="c", size=target.stat().st_size)
+        record = RemoteFile("r", place, "c", target.stat().st_size)
         pulled = store.Pulled({target.name: record}, {target.name: (target.name,)})
         (target.parent / store.RECORD).write_bytes(msgspec.json.encode(pulled))
     with load("small-music") as session:

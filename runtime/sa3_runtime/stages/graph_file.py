@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sa3_models.errors import ArtefactMissing, RunFailed
-from sa3_models.stages import Port, StageIO
+from sa3_models.stages import Port, StageIO, dynamic_axis
 
 __all__ = ["GraphFile", "read_graph_file"]
 
@@ -34,7 +34,6 @@ _TYPES = {
     16: "bfloat16",
     17: "float8e4m3fn",
 }
-_SAMPLE_PORTS = ("audio", "pcm", "pcm_unbounded")  # their dynamic axis counts samples
 
 Field = tuple[int, int | memoryview]
 
@@ -196,7 +195,7 @@ def _port(view: memoryview) -> Port:
     name = bytes(_one(view, 1)).decode()
     tensor = _one(_one(view, 2), 1)
     kind = next((v for n, v in _fields(tensor) if n == 1 and isinstance(v, int)), 0)
-    dynamic = "samples" if name in _SAMPLE_PORTS else "latent_len"
+    dynamic = dynamic_axis(name)
     sizes: list[int | str] = []
     shapes = [v for n, v in _fields(tensor) if n == 2 and not isinstance(v, int)]
     for number, dimension in _fields(shapes[0]) if shapes else ():

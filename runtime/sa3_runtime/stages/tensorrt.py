@@ -23,7 +23,7 @@ from sa3_models.files import whole_file
 from sa3_models.geometry import SAMPLES_PER_LATENT
 from sa3_models.paths import cache_dir
 from sa3_models.sidecar import Machine, Sidecar, check_engine
-from sa3_models.stages import Port, Stage, StageIO
+from sa3_models.stages import Port, Stage, StageIO, dynamic_axis
 from sa3_runtime.devices.cuda.driver import OutOfDeviceMemory
 
 if TYPE_CHECKING:
@@ -368,7 +368,7 @@ def _ports(engine: Any) -> StageIO:
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)
         kind = engine.get_tensor_dtype(name).name
-        dynamic = "samples" if name in ("audio", "pcm", "pcm_unbounded") else "latent_len"
+        dynamic = dynamic_axis(name)
         shape = tuple(dynamic if size < 0 else int(size) for size in engine.get_tensor_shape(name))
         port = Port(name, _DTYPES.get(kind, kind.lower()), shape)
         target = inputs if engine.get_tensor_mode(name).name == "INPUT" else outputs
