@@ -7,17 +7,13 @@ that both have (and that 10.15 and 11.4 have: tests/build/test_trt_api.py).
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, files, version
-from pathlib import Path
 from typing import Any, Protocol
 
 from sa3_build.architectures import Architecture
 from sa3_build.gpus import local_architectures
+from sa3_models import packages
 from sa3_models.errors import BuildFailed, UsageError
 from sa3_models.sidecar import FlavourName
 
@@ -73,15 +69,7 @@ class TensorRT:
 
     def version(self) -> str | None:
         """Version of whichever of its packages is installed."""
-        for package in (
-            "tensorrt",
-            "tensorrt_cu13_bindings",
-            "tensorrt_cu12_bindings",
-            "tensorrt_bindings",
-        ):
-            if found := _version(package):
-                return found
-        return None
+        return packages.tensorrt_version("tensorrt")
 
     def missing(self, targets: Sequence[Architecture]) -> BuildFailed | None:
         """The package, its libraries, a GPU, or a GPU of the wanted architecture."""
@@ -112,7 +100,7 @@ class TensorRT:
     def load(self) -> Any:
         """The module `tensorrt`."""
         try:
-            return importlib.import_module("tensorrt")
+            return packages.load_tensorrt("tensorrt")
         except ImportError as error:
             raise BuildFailed(
                 "TensorRT cannot be loaded", found=str(error), hint=_INSTALL
@@ -126,10 +114,7 @@ class TensorRT:
         return None
 
 
-_RTX_BINDINGS = "tensorrt_rtx_cu13_bindings"
-_RTX_LIBRARIES = "onnxruntime-ep-nv-tensorrt-rtx-cu13"  # carries libtensorrt_rtx and its parser
 _RTX_INSTALL = "pip install -r requirements/tensorrt-rtx.txt"
-_RTX_PRELOAD = ("libcudart.so", "libtensorrt_rtx.so", "libtensorrt_onnxparser_rtx.so")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +128,12 @@ class TensorRTRTX:
 
     def version(self) -> str | None:
         """Version of the bindings."""
-        return _version(_RTX_BINDINGS)
+        return packages.tensorrt_version("tensorrt-rtx")
 
     def missing(self, targets: Sequence[Architecture]) -> BuildFailed | None:
         """The bindings, or the package that carries the libraries."""
-        lacks = [name for name in (_RTX_BINDINGS, _RTX_LIBRARIES) if _version(name) is None]
+        needed = (packages.RTX_BINDINGS, packages.RTX_CARRIER)
+        lacks = [name for name in needed if packages.installed(name) is None]
         if lacks:
             return BuildFailed(
                 f"TensorRT-RTX cannot build here, {' and '.join(lacks)} "
@@ -157,13 +143,11 @@ class TensorRTRTX:
         return None
 
     def load(self) -> Any:
-        """The module `tensorrt_rtx_bindings`, its libraries loaded first by absolute path."""
+        """The module of its bindings."""
         if error := self.missing(()):
             raise error
         try:
-            for library in _rtx_libraries():
-                ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-            return importlib.import_module("tensorrt_rtx_bindings")
+            return packages.load_tensorrt("tensorrt-rtx")
         except (ImportError, OSError) as error:
             raise BuildFailed(
                 "TensorRT-RTX cannot be loaded", found=str(error), hint=_RTX_INSTALL
@@ -186,26 +170,6 @@ class TensorRTRTX:
 
 
 _RTX_MASK = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121")  # bit 0, bit 1, …
-
-
-@functools.cache
-def _rtx_libraries() -> tuple[Path, ...]:
-    """Where the wheel put the libraries, in loading order."""
-    carried = {file.name: Path(str(file.locate())) for file in files(_RTX_LIBRARIES) or ()}
-    paths = []
-    for stem in _RTX_PRELOAD:
-        name = next((name for name in sorted(carried) if name.startswith(stem)), None)
-        if name is None:
-            raise BuildFailed(f"{_RTX_LIBRARIES} carries no {stem}", hint=_RTX_INSTALL)
-        paths.append(carried[name])
-    return tuple(paths)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 FLAVOURS: dict[str, Flavour] = {row.name: row for row in (TensorRT(), TensorRTRTX())}

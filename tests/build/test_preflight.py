@@ -9,6 +9,7 @@ import sa3_build.preflight as preflight_module
 from sa3_build.architectures import ARCHITECTURES, parse_architectures
 from sa3_build.flavours import FLAVOURS
 from sa3_build.preflight import check_formats, check_orders, check_targets
+from sa3_models import packages
 from sa3_models.errors import BuildFailed, UsageError
 
 TENSORRT, RTX = FLAVOURS["tensorrt"], FLAVOURS["tensorrt-rtx"]
@@ -20,7 +21,7 @@ def machine(monkeypatch):
 
     def pretend(versions=(), gpus=(), loads=True):
         table = dict(versions)
-        monkeypatch.setattr(flavours_module, "_version", table.get)
+        monkeypatch.setattr(packages, "installed", table.get)
         monkeypatch.setattr(flavours_module, "local_architectures", lambda: gpus)
 
         def load(name):
@@ -28,7 +29,7 @@ def machine(monkeypatch):
                 raise ImportError("libnvinfer.so.10: cannot open shared object file")
             return object()
 
-        monkeypatch.setattr(flavours_module.importlib, "import_module", load)
+        monkeypatch.setattr(packages.importlib, "import_module", load)
 
     return pretend
 

@@ -32,7 +32,7 @@ def gpus(monkeypatch):
     def pretend(*cards: Gpu, driver: str = "580.65.06", packages: dict[str, str] | None = None):
         found = Gpus(cards, driver)
         monkeypatch.setattr(doctor_module, "find_gpus", lambda: found)
-        real = machine.installed
+        real = checks.installed
         table = packages or {}
         for module in (checks, checks_gpu):
             monkeypatch.setattr(module, "installed", lambda name: table.get(name) or real(name))
@@ -51,14 +51,19 @@ def test_a_machine_without_gpu_is_fine(capsys):
     out = capsys.readouterr().out
     assert "everything runs on the CPU (no nvidia-smi)" in out
     assert "FAIL" not in out
-    assert "sa3 pull small-music" in out
+
+
+def test_without_any_model_the_first_pull_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(checks_gpu.inventory, "holdings", tuple)
+    (answer,) = told("models")
+    assert answer == ("WARN", f"none in {tmp_path / 'home'}", "sa3 pull small-music")
 
 
 def test_the_report_is_one_object_with_every_check(capsys):
     assert main(["doctor", "--offline", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     names = [check["name"] for check in report["checks"]]
-    for name in ("system", "python", "packages", "disk", "caches", "gpu", "onnxruntime", "models"):
+    for name in ("system", "python", "packages", "disk", "caches", "gpu", "onnxruntime", "demo"):
         assert name in names
     assert {check["status"] for check in report["checks"]} <= {"OK", "WARN", "FAIL"}
     assert all(check["repair"] for check in report["checks"] if check["status"] != "OK")

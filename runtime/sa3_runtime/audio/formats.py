@@ -6,10 +6,10 @@ Knows: names, suffixes, sample formats. Doesn't know: how a file is written; imp
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import PurePath
 
 from sa3_models.errors import RunFailed, UsageError
+from sa3_models.packages import installed
 
 __all__ = ["FORMATS", "FORMAT_NAMES", "Encoding", "encoding_for", "has", "need"]
 
@@ -49,11 +49,7 @@ FORMAT_NAMES = tuple(encoding.name for encoding in FORMATS)
 
 def has(package: str) -> bool:
     """Whether a distribution is installed (asked of its metadata; nothing is imported)."""
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+    return installed(package) is not None
 
 
 def need(package: str, purpose: str) -> None:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Literal
 
 from sa3_models import __version__
+from sa3_models.packages import installed
 from sa3_models.paths import cache_dir, project_root, sa3_home
-from sa3_runtime.cli.machine import Gpus, installed
+from sa3_runtime.cli.machine import Gpus
 from sa3_runtime.view import size
 
 __all__ = [

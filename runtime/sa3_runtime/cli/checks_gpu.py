@@ -14,10 +14,11 @@ from pathlib import Path
 
 from sa3_models import catalogue, inventory
 from sa3_models.errors import Sa3Error
+from sa3_models.packages import installed
 from sa3_models.paths import sa3_home
 from sa3_models.sidecar import Machine, check_engine
 from sa3_runtime.cli.checks import Check
-from sa3_runtime.cli.machine import Gpus, installed
+from sa3_runtime.cli.machine import Gpus
 from sa3_runtime.view import size
 
 __all__ = ["cuda", "driver", "models", "onnxruntime", "tensorrt"]

@@ -8,9 +8,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["Gpu", "Gpus", "find_gpus", "installed"]
+from sa3_models.packages import installed
+
+__all__ = ["Gpu", "Gpus", "find_gpus"]
 
 _FIELDS = "name,compute_cap,memory.total,memory.free,driver_version,mig.mode.current"
 _MIB = 1 << 20
@@ -39,14 +40,6 @@ class Gpus:
     def architectures(self) -> tuple[str, ...]:
         """Each architecture once."""
         return tuple(dict.fromkeys(card.architecture for card in self.cards if card.architecture))
-
-
-def installed(package: str) -> str | None:
-    """Version of an installed package, or None."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def find_gpus() -> Gpus:

@@ -8,21 +8,20 @@ False or None, logs why, and would go on with the last valid shape.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import importlib
 import mmap
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, files, version
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sa3_models.errors import MachineMismatch, RunFailed
 from sa3_models.files import whole_file
 from sa3_models.geometry import SAMPLES_PER_LATENT
+from sa3_models.packages import load_tensorrt, tensorrt_version
 from sa3_models.paths import cache_dir
-from sa3_models.sidecar import Machine, Sidecar, check_engine
+from sa3_models.sidecar import FlavourName, Machine, Sidecar, check_engine
 from sa3_models.stages import Port, Stage, StageIO, dynamic_axis
 from sa3_runtime.devices.cuda.driver import OutOfDeviceMemory
 
@@ -33,13 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["Flavour", "TensorRTStage", "installed_flavour"]
 
 Answer = TypeVar("Answer")
-_PACKAGES = {
-    "tensorrt": ("tensorrt", "tensorrt_cu13_bindings", "tensorrt_cu12_bindings"),
-    "tensorrt-rtx": ("tensorrt_rtx_cu13_bindings", "tensorrt_rtx"),
-}
-_RTX_CARRIER = "onnxruntime-ep-nv-tensorrt-rtx-cu13"  # the wheel with libtensorrt_rtx
-# in loading order; the bindings are linked against the parser, though it is never called
-_RTX_LIBRARIES = ("libcudart.so", "libtensorrt_rtx.so", "libtensorrt_onnxparser_rtx.so")
 _DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
 _MEMORY_SIGNS = ("outofmemory", "out of memory", "memory allocation")
 
@@ -178,10 +170,9 @@ class TensorRTStage:
         if len(data) == self._cache_size:
             return
         self._cache_size = len(data)
-        with contextlib.suppress(OSError):  # a cache that can't be written is no failure
-            self._cache_path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(self._cache_path) as part:
-                part.write_bytes(data)
+        # a cache that can't be written is no failure
+        with contextlib.suppress(OSError), whole_file(self._cache_path) as part:
+            part.write_bytes(data)
 
     def _gate(self, answer: Answer | None, what: str) -> Answer:
         """The one gate: False and None raise, with what TensorRT logged.
@@ -323,42 +314,21 @@ def installed_flavour() -> Flavour:
     Raises:
         MachineMismatch: there is none.
     """
-    for name, packages in _PACKAGES.items():
-        for package in packages:
-            try:
-                found = version(package)
-            except PackageNotFoundError:
-                continue
-            load = _load_classic if name == "tensorrt" else _load_rtx
-            return Flavour(name, found, load)
+    flavours: tuple[FlavourName, ...] = ("tensorrt", "tensorrt-rtx")
+    for name in flavours:
+        if found := tensorrt_version(name):
+            return Flavour(name, found, partial(_load, name))
     raise MachineMismatch(
         "there is an engine, but no TensorRT to run it",
         hint="./install.sh installs it where it finds an NVIDIA GPU",
     )
 
 
-def _load_classic() -> Any:
+def _load(name: FlavourName) -> Any:
     try:
-        return importlib.import_module("tensorrt")
-    except ImportError as error:
-        raise MachineMismatch("TensorRT can't be loaded", found=str(error)) from error
-
-
-def _load_rtx() -> Any:
-    """TensorRT-RTX; its libraries come in another wheel and are loaded by their path."""
-    try:
-        carried = {file.name: str(file.locate()) for file in files(_RTX_CARRIER) or ()}
-        for stem in _RTX_LIBRARIES:
-            for name in sorted(name for name in carried if name.startswith(stem))[:1]:
-                ctypes.CDLL(carried[name], mode=ctypes.RTLD_GLOBAL)
-    except PackageNotFoundError:
-        pass  # installed for the whole system, then
-    except OSError as error:
-        raise MachineMismatch("TensorRT-RTX can't be loaded", found=str(error)) from error
-    for module in ("tensorrt_rtx", "tensorrt_rtx_bindings"):
-        with contextlib.suppress(ImportError):
-            return importlib.import_module(module)
-    raise MachineMismatch("TensorRT-RTX can't be loaded", found="its bindings don't import")
+        return load_tensorrt(name)
+    except (ImportError, OSError) as error:
+        raise MachineMismatch(f"{_TITLES[name]} can't be loaded", found=str(error)) from error
 
 
 def _ports(engine: Any) -> StageIO:

@@ -6,6 +6,7 @@ NVRTC isn't even loaded.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -37,17 +38,11 @@ def compiled_kernels(architecture: str) -> bytes:
     source = source_path().read_bytes()
     digest = hashlib.sha256(b"\0".join([source, architecture.encode(), *map(str.encode, OPTIONS)]))
     cached = cache_dir() / "kernels" / f"{architecture}-{digest.hexdigest()[:16]}.cubin"
-    try:
+    with contextlib.suppress(OSError):
         return cached.read_bytes()
-    except OSError:
-        pass
     code = _compile(source, architecture)
-    try:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(cached) as part:
-            part.write_bytes(code)
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), whole_file(cached) as part:
+        part.write_bytes(code)
     return code
 
 

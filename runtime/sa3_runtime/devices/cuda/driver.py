@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sa3_models.errors import MachineMismatch, RunFailed
+from sa3_models.packages import installed
 
 __all__ = [
     "Allocation",
@@ -380,15 +381,11 @@ def _bindings() -> Any:
     Raises:
         MachineMismatch: package or driver is missing, too old, or refuses to start.
     """
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        version("cuda-bindings")
-    except PackageNotFoundError as error:
+    if not installed("cuda-bindings"):
         raise MachineMismatch(
             "the package cuda-bindings is not installed",
             hint="./install.sh installs it where it finds an NVIDIA GPU; --device cpu needs none",
-        ) from error
+        )
     from cuda.bindings import driver as cu
 
     try:

@@ -5,10 +5,10 @@ Knows: where engines and graphs lie, which library runs them. Doesn't know: how.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sa3_models.packages import tensorrt_version
 from sa3_models.paths import engine_dir
 from sa3_models.stages import DIT_PARTS, Stage, stage_file
 from sa3_runtime.bundle import RENDER_STAGES
@@ -36,7 +36,8 @@ def select_stages(bundle: Bundle, driver: Driver, options: DeviceOptions) -> dic
     """
     stages: dict[str, CudaStage] = {}
     engines: dict[Stage, Path] = {}
-    if options.extra.get("engines", True) and _tensorrt_installed():
+    installed = tensorrt_version("tensorrt") or tensorrt_version("tensorrt-rtx")
+    if options.extra.get("engines", True) and installed:
         engines = engines_of(bundle, driver.architecture, options.precision)
     if engines:
         from sa3_runtime.stages.tensorrt import TensorRTStage
@@ -70,7 +71,3 @@ def engines_of(bundle: Bundle, architecture: str, precision: str | None) -> dict
         for part in DIT_PARTS:
             found.pop(part, None)
     return found
-
-
-def _tensorrt_installed() -> bool:
-    return any(find_spec(name) is not None for name in ("tensorrt", "tensorrt_rtx"))
