@@ -20,7 +20,8 @@ from sa3_runtime.devices.cuda.launches import (
     launches,
     tick,
 )
-from sa3_runtime.devices.null import _TWINS, NullDriver, view
+from sa3_runtime.devices.cuda.recording import host_array as view
+from sa3_runtime.devices.null import _TWINS, NullDriver
 from sa3_runtime.plan import (
     Buffer,
     Combine,

@@ -19,8 +19,9 @@ from sa3_models.sidecar import BuiltProfile, PortRecord, Sidecar, write_sidecar
 from sa3_models.stages import Stage
 from sa3_runtime.devices.cuda.device import CudaDevice
 from sa3_runtime.devices.cuda.driver import Allocation, OutOfDeviceMemory
+from sa3_runtime.devices.cuda.recording import host_array as view
 from sa3_runtime.devices.cuda.stage import Tensor
-from sa3_runtime.devices.null import NullDriver, view
+from sa3_runtime.devices.null import NullDriver
 from sa3_runtime.plan import Buffer, Combine, CopyOut, Plan, RunStage, SetTime
 from sa3_runtime.stages.tensorrt import Flavour, TensorRTStage, installed_flavour
 

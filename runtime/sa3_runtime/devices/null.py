@@ -16,22 +16,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sa3_models.errors import RunFailed
-from sa3_models.geometry import PCM_PEAK
+from sa3_models.geometry import LATENT_LEN_MAX, PCM_PEAK
 from sa3_models.stages import Stage
 from sa3_runtime.devices.cuda.device import CudaDevice
 from sa3_runtime.devices.cuda.driver import Launch, OutOfDeviceMemory
 from sa3_runtime.devices.cuda.launches import GUIDE_BLOCKS
+from sa3_runtime.devices.cuda.recording import host_array as view
 from sa3_runtime.guidance import guide
-from sa3_runtime.philox import normal_noise
+from sa3_runtime.philox import normal_noise, philox4x32
 from sa3_runtime.stages.graph_file import read_graph_file
 from sa3_runtime.stages.ort import OrtStage
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from sa3_runtime.devices.cuda.stage import Tensor
 
-__all__ = ["HostStage", "NullDriver", "NullGraph", "null_device", "view"]
+__all__ = ["HostStage", "NullDriver", "NullGraph", "null_device"]
 
 Work = tuple[str, Callable[[], None]]  # kind of graph node, what it does
 
@@ -229,7 +228,7 @@ class HostStage:
         """Read the facts of a file."""
         graph = read_graph_file(path)
         self.io = graph.io
-        self.latent_range = (1, 4096)
+        self.latent_range = (1, LATENT_LEN_MAX)
         self.weight_bytes = sum(file.stat().st_size for file in (path, *graph.data))
         self._path, self._driver = path, driver
         self._runner: OrtStage | None = None
@@ -275,14 +274,6 @@ class HostCall:
             for tensors in (inputs, outputs)
         ]
         self._driver.do("kernel", "stage", lambda: self._runner.run(*arrays))
-
-
-def view(address: int, shape: tuple[int, ...], dtype: str = "float32") -> NDArray[Any]:
-    """A NumPy array over host memory."""
-    kind = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-    memory = (ctypes.c_byte * size).from_address(address)
-    return np.ctypeslib.as_array(memory).view(kind).reshape(shape)
 
 
 # -- twins: the same parameters as the kernels of kernels.cu --------------------------------------
@@ -361,8 +352,6 @@ def _tick(counter: int, value: int) -> None:
 
 
 def _philox_words(counter: int, key0: int, key1: int, count: int) -> None:
-    from sa3_runtime.philox import philox4x32
-
     words = view(counter, (count, 4), "uint32")
     words[...] = philox4x32(words.copy(), (key0, key1))
 

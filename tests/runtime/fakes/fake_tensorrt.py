@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from sa3_runtime.devices.null import NullDriver, view
+from sa3_runtime.devices.cuda.recording import host_array as view
+from sa3_runtime.devices.null import NullDriver
 
 SCRATCH = 1000  # bytes per latent of a profile's longest length
 

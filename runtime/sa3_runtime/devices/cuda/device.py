@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sa3_models.errors import ArtefactMissing, RunFailed, Sa3Error
 from sa3_models.stages import StageIO
+from sa3_runtime.coding import WINDOW
 from sa3_runtime.devices import Progress, Run
 from sa3_runtime.devices.cuda.driver import Allocation, CudaDriver, OutOfDeviceMemory
 from sa3_runtime.devices.cuda.memory import Needs, needs_of, refusal, window_for
@@ -260,7 +261,7 @@ class CudaDevice:
             self._stages,
             self._driver.free_bytes() + held + kept,
             free_models=self._free_models,
-            windows={"enc": 128, "dec": 128},
+            windows={"enc": WINDOW, "dec": WINDOW},
         )
         if error is not None:
             raise error

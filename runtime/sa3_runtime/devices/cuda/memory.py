@@ -6,12 +6,13 @@ Scratch that stages share counts with its maximum; a stage that brings its own c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sa3_models.geometry import LATENT_LEN_MAX
-from sa3_runtime.devices.cuda.driver import OutOfDeviceMemory
+from sa3_runtime.devices.cuda.driver import MEGABYTE, OutOfDeviceMemory
 from sa3_runtime.devices.cuda.layout import lay_out
 from sa3_runtime.plan import Plan, RunStage
 
@@ -22,7 +23,6 @@ __all__ = ["Needs", "needs_of", "refusal", "window_for"]
 
 GRAPH_BYTES = 64 << 20  # an instantiated graph, kernels and handles of the libraries
 WINDOWS = (4096, 2048, 1024, 512, 256, 128)  # few, so that a bit more free memory changes none
-MEGABYTE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -137,17 +137,10 @@ def window_for(stage: CudaStage, available: int) -> int:
     low, high = stage.latent_range
     for window in WINDOWS:
         ports = (*stage.io.inputs, *stage.io.outputs)
-        data = sum(4 * _numbers(port.resolve(window)) for port in ports)
+        data = sum(4 * math.prod(port.resolve(window)) for port in ports)
         if low <= window <= high and stage.scratch_bytes(window) + data <= available:
             return window
     return min(WINDOWS[-1], high, LATENT_LEN_MAX)
-
-
-def _numbers(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 def _mb(size: int) -> str:

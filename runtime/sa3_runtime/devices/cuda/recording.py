@@ -8,7 +8,8 @@ in the graph stay valid until `close`.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from sa3_models.errors import RunFailed
 from sa3_runtime.devices.cuda.driver import Allocation, Graph
 from sa3_runtime.devices.cuda.launches import GUIDE_SCRATCH_BYTES, launches, tick
-from sa3_runtime.devices.cuda.layout import byte_size, lay_out
+from sa3_runtime.devices.cuda.layout import lay_out
 from sa3_runtime.devices.cuda.stage import Call, Tensor
 from sa3_runtime.plan import Plan, RunStage
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from sa3_runtime.devices.cuda.driver import Driver
 
-__all__ = ["Recording"]
+__all__ = ["Recording", "host_array"]
 
 COUNTER_BYTES = 4  # stage runs done, written by the GPU behind inputs and outputs
 CallFor = Callable[[str, int], Call]  # (stage, latent length) → call
@@ -58,7 +59,7 @@ class Recording:
         except BaseException:
             self._memory.close()
             raise
-        self._counter = _host_array(self._host.address + outputs_end, (1,), "uint32")
+        self._counter = host_array(self._host.address + outputs_end, (1,), "uint32")
         base = self._memory.address
         self._address = {name: base + at for name, at in self._layout.offsets.items()}
         self._guide_scratch = base + self._layout.total
@@ -77,7 +78,11 @@ class Recording:
         """
         for buffer in self.plan.of_kind("input"):
             array = inputs.get(buffer.name)
-            if array is None or array.dtype != buffer.dtype or array.size != _count(buffer.shape):
+            if (
+                array is None
+                or array.dtype != buffer.dtype
+                or array.size != math.prod(buffer.shape)
+            ):
                 raise RunFailed(
                     f"input {buffer.name} doesn't fit the plan",
                     found="missing" if array is None else f"{array.dtype} {array.shape}",
@@ -171,11 +176,6 @@ class Recording:
             for buffer in self.plan.of_kind("output")
         }
 
-    def views(self) -> Iterator[tuple[str, int, int]]:
-        """(name, address, bytes) of every buffer on the device, for tests and debugging."""
-        for name, address in self._address.items():
-            yield name, address, byte_size(self._buffers[name])
-
     def forget(self, stage: str) -> None:
         """Drop the calls of a stage that is going to be unloaded."""
         self._calls = {key: call for key, call in self._calls.items() if key[0] != stage}
@@ -221,17 +221,13 @@ class Recording:
 
     def _host_view(self, name: str) -> NDArray[Any]:
         buffer = self._buffers[name]
-        return _host_array(
+        return host_array(
             self._host.address + self._layout.offsets[name], buffer.shape, buffer.dtype
         )
 
 
-def _host_array(address: int, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """A NumPy view of host memory."""
+def host_array(address: int, shape: tuple[int, ...], dtype: str = "float32") -> NDArray[Any]:
+    """A C-contiguous NumPy view of host memory, valid as long as that memory is."""
     kind = np.dtype(dtype)
-    memory = (ctypes.c_byte * (_count(shape) * kind.itemsize)).from_address(address)
+    memory = (ctypes.c_byte * (math.prod(shape) * kind.itemsize)).from_address(address)
     return np.ctypeslib.as_array(memory).view(kind).reshape(shape)
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape, dtype=np.int64))
