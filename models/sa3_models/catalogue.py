@@ -249,9 +249,16 @@ def _from_directory(path: Path) -> Model:
         autoencoder_only = config["model_type"] == "autoencoder"
         objective = "" if autoencoder_only else config["model"]["diffusion"]["diffusion_objective"]
         sample_size = int(config["sample_size"])
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
+        raise CheckpointError(f"{config_path} cannot be read as JSON", found=str(error)) from error
+    except KeyError as error:
         raise CheckpointError(
-            f"{config_path} cannot be read", found=f"{type(error).__name__} {error}"
+            f"{config_path} has no {error}",
+            hint="this is not a Stable Audio 3 configuration this project knows",
+        ) from error
+    except TypeError as error:
+        raise CheckpointError(
+            f"{config_path} is no configuration of a model", found=str(error)
         ) from error
     key = f"{path.name}-{_fingerprint(path)[:12]}"
     base = objective == "rectified_flow"

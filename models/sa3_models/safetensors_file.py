@@ -10,6 +10,7 @@ The `safetensors` package maps the whole file, which is why it only writes here.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,13 +62,21 @@ def scan(path: Path) -> dict[str, TensorEntry]:
         raise CheckpointError(
             f"{path} is not a safetensors file", found=str(error), hint=repair
         ) from error
-    header.pop("__metadata__", None)
     entries: dict[str, TensorEntry] = {}
     end = 0
-    for name, row in header.items():
-        start, stop = row["data_offsets"]
-        end = max(end, stop)
-        entries[name] = TensorEntry(path, row["dtype"], tuple(row["shape"]), 8 + length + start)
+    try:
+        for name, row in header.items():
+            if name == "__metadata__":
+                continue
+            start, stop = row["data_offsets"]
+            entry = TensorEntry(path, row["dtype"], tuple(row["shape"]), 8 + length + start)
+            if min(start, *entry.shape, 0) < 0 or stop - start != _bytes(entry, stop - start):
+                raise ValueError(f"tensor '{name}' lies where it can't")
+            entries[name], end = entry, max(end, stop)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} has a broken header", found=f"{type(error).__name__} {error}", hint=repair
+        ) from error
     if size < 8 + length + end:
         raise CheckpointError(
             f"{path} is cut short",
@@ -75,6 +84,12 @@ def scan(path: Path) -> dict[str, TensorEntry]:
             hint=repair,
         )
     return entries
+
+
+def _bytes(entry: TensorEntry, unknown: int) -> int:
+    """How many bytes a tensor takes; `unknown` for a type that isn't read."""
+    stored = _STORED.get(entry.dtype)
+    return unknown if stored is None else math.prod(entry.shape) * stored.itemsize
 
 
 def read_rows(entry: TensorEntry, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:

@@ -155,8 +155,17 @@ def test_a_folder_without_configuration_and_one_that_cannot_be_read_are_named(tm
     with pytest.raises(ArtefactMissing, match=r"no model_config\.json"):
         resolve(tmp_path)
     (tmp_path / "model_config.json").write_text('{"model_type": "diffusion_cond"}')
-    with pytest.raises(CheckpointError, match=r"model_config\.json"):
+    with pytest.raises(CheckpointError, match=r"model_config\.json has no 'model'"):
         resolve(tmp_path)
+    for text, said in (
+        ("{", "cannot be read as JSON"),
+        ("[]", "is no configuration of a model"),
+        ('{"model_type": "autoencoder", "sample_size": null}', "is no configuration of a model"),
+        ('{"model_type": "diffusion_cond", "model": 3}', "is no configuration of a model"),
+    ):
+        (tmp_path / "model_config.json").write_text(text)
+        with pytest.raises(CheckpointError, match=said):
+            resolve(tmp_path)
 
 
 # ----------------------------------------------------------------------------------------- places

@@ -168,6 +168,25 @@ def test_what_is_no_checkpoint_is_said_so(tmp_path: Path, copy: Path) -> None:
         Checkpoint(copy)
 
 
+def test_a_broken_header_of_weights_is_said_so(tmp_path: Path) -> None:
+    whole = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    path = tmp_path / "x.safetensors"
+    for broken in (
+        [1],
+        {"a": 5},
+        {"a": {"dtype": "F32"}},
+        {"a": whole | {"data_offsets": [-8, 0]}},
+        {"a": whole | {"data_offsets": [4, 0]}},
+        {"a": whole | {"data_offsets": ["0", "8"]}},
+        {"a": whole | {"shape": [3]}},
+        {"a": whole | {"shape": [-2, -1]}},
+    ):
+        header = json.dumps(broken).encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+        with pytest.raises(CheckpointError, match=r"x\.safetensors has a broken header"):
+            scan(path)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
