@@ -26,6 +26,7 @@ from sa3_models.inventory import published_graph
 from sa3_models.stages import Precision, Stage, stage_file
 from sa3_runtime.request import Limits
 from sa3_runtime.stages.graph_file import read_graph_file
+from sa3_runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from sa3_models.catalogue import Model
@@ -147,14 +148,16 @@ class Bundle:
         """Export stages from the checkpoint, in a process of its own.
 
         Raises:
-            ArtefactMissing: there is no checkpoint, or exporting isn't allowed.
+            ArtefactMissing: there is no checkpoint or no tokenizer, or exporting isn't allowed.
+            TokenizerBroken: its tokenizer can't be read.
             BuildFailed: the exporter failed.
         """
         names = [stage.value for stage in stages]
         if not self._has_weights:
             raise ArtefactMissing(
                 f"{self.model.name} has neither stage files nor a checkpoint to make them from",
-                found=f"no {', '.join(names)} in {paths.export_dir(self.model.name)}",
+                found=f"no {', '.join(names)} in {paths.export_dir(self.model.name)}, "
+                f"no model.safetensors in {self.model.checkpoint}",
                 hint=f"./sa3 pull {self._word}" if self.model.repo else "copy the checkpoint again",
             )
         if not self.allow_export:
@@ -165,6 +168,7 @@ class Bundle:
             )
         from filelock import FileLock
 
+        Tokenizer(self.tokenizer)  # rather missed now than after minutes of exporting
         home = paths.export_dir(self.model.name)
         home.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "sa3_onnx", "export", self._word]
@@ -185,11 +189,12 @@ class Bundle:
             )
         if result.returncode:
             lines = (result.stderr or "").strip().splitlines()
-            raise BuildFailed(
-                f"{self.model.name} could not be exported",
-                found=lines[-1] if lines else f"the exporter ended with {result.returncode}",
-                hint=f"./sa3 export {self._word} shows more",
-            )
+            if lines and lines[-1].startswith("sa3: "):  # a whole sentence, with its own hint
+                found, hint = lines[-1].removeprefix("sa3: "), None
+            else:
+                found = lines[-1] if lines else f"the exporter ended with {result.returncode}"
+                hint = f"./sa3 export {self._word} shows more"
+            raise BuildFailed(f"{self.model.name} could not be exported", found=found, hint=hint)
 
     @property
     def directory(self) -> str | None:

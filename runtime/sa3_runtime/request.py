@@ -161,6 +161,11 @@ class Request:
         if samples_for(seconds) < 1:
             raise UsageError("the source is empty", hint="give the length with --seconds")
         if self.seconds is None and seconds > limits.max_seconds:
+            if source_seconds is not None and source_seconds <= limits.max_seconds:
+                raise UsageError(
+                    f"an inpaint range ends later than {limits.name} can make",
+                    found=f"{seconds:g} s, its limit is {limits.max_seconds:g} s",
+                )
             raise UsageError(
                 f"the source is longer than {limits.name} can make",
                 found=f"its limit is {limits.max_seconds:g} s",

@@ -20,7 +20,7 @@ from onnx import helper
 from sa3_models import catalogue, store
 from sa3_models.checkpoint import Checkpoint
 from sa3_models.config import read_model_config
-from sa3_models.errors import ArtefactMissing, BuildFailed
+from sa3_models.errors import ArtefactMissing, BuildFailed, Sa3Error
 from sa3_models.hub import RemoteFile
 from sa3_models.stages import Stage
 from sa3_runtime import load
@@ -133,6 +133,22 @@ def test_weights_that_are_not_numbers_are_named(data: Path, own_home: Path, tmp_
     with pytest.raises(BuildFailed, match=r"could not be exported.*project_out\.weight") as failed:
         load(directory)
     assert failed.value.exit_code == 5
+    assert "sa3: " not in str(failed.value)
+    assert str(failed.value).count("–") == 1  # one hint
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_a_tokenizer_that_cannot_be_read_is_noticed_before_the_export(
+    data: Path, own_home: Path, tmp_path: Path, text: str | None
+) -> None:
+    directory = tmp_path / "broken"
+    shutil.copytree(data / "tiny-music", directory)
+    tokenizer = directory / "t5gemma-b-b-ul2" / "tokenizer.json"
+    tokenizer.write_text(text) if text else tokenizer.unlink()
+    with pytest.raises(Sa3Error, match=r"tokenizer") as failed:
+        load(directory)
+    assert failed.value.exit_code == 3
+    assert not list(own_home.rglob("*.onnx"))
 
 
 def test_a_pulled_name_without_a_checkpoint_says_how_to_get_it(own_home: Path) -> None:

@@ -135,6 +135,8 @@ def test_editing_takes_the_sources_length_or_the_range_behind_it() -> None:
         audio.resolve(LIMITS, source_seconds=0)
     with pytest.raises(UsageError, match=r"source is longer than small-music.*120 s"):
         audio.resolve(LIMITS, source_seconds=121)
+    with pytest.raises(UsageError, match=r"range ends later than small-music can make: 200 s"):
+        Request("x", init_audio="a.wav", inpaint=[(2, 200)]).resolve(LIMITS, source_seconds=2)
 
 
 def test_a_range_outside_the_clip_is_refused() -> None:
