@@ -142,7 +142,8 @@ class TextConfig:
 class ModelConfig:
     """Everything `model_config.json` says that a computation depends on.
 
-    dit is None for a stand-alone autoencoder. sample_size is the training length in samples.
+    dit is None for a stand-alone autoencoder. sample_size is the training length in samples,
+    trained_latents the shortest clip of the training range in latents.
     """
 
     autoencoder: AutoencoderConfig
@@ -151,6 +152,7 @@ class ModelConfig:
     shift: Shift
     sample_size: int
     text_subfolder: str
+    trained_latents: int = 256
 
 
 class _Reader:
@@ -378,6 +380,7 @@ def read_model_config(directory: Path) -> ModelConfig:
         ),
         sample_size=reader.whole("sample_size"),
         text_subfolder=subfolder,
+        trained_latents=model.whole("diffusion.distribution_shift_options.min_length", 256),
     )
 
 

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Planned", "Planner"]
 
-TRAINED_LATENTS = 256  # shortest clip of the training range
 NEGATIVE = "negative."  # prefix of the other guidance branch's buffers
 
 
@@ -73,6 +72,7 @@ class Planner:
         io: Callable[[str], StageIO | None],
         *,
         shift: Shift,
+        trained_latents: int,
         margins: Mapping[str, int],
         windows: Mapping[str, int],
     ) -> None:
@@ -82,12 +82,13 @@ class Planner:
             request: resolved.
             io: the ports of a stage by name, None for a stage that doesn't exist.
             shift: schedule shift of the model.
+            trained_latents: shortest clip of the training range; a shorter one is noted.
             margins: receptive fields of "enc" and "dec" in latents per side.
             windows: longest sequence "enc" and "dec" code in one piece, in latents.
         """
         assert request.seconds is not None
         self._request = request
-        self._shift = shift
+        self._shift, self._trained_latents = shift, trained_latents
         self._margins = margins
         self._windows = windows
         self._geometry = geometry_of(request.seconds, request.headroom)
@@ -148,7 +149,7 @@ class Planner:
         steps += decode_steps(draft, ceiling=request.limiter_ceiling, **self._coding("dec"))
         draft.input("coefficients", self._table.array())
         draft.input("seed", np.array([request.seed, request.clip], np.uint64))
-        if geometry.latents < TRAINED_LATENTS:
+        if geometry.latents < self._trained_latents:
             self._notes.append(
                 f"{request.seconds:g} s is below the range of lengths the model was trained on"
             )

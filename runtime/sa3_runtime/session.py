@@ -250,6 +250,7 @@ class Session:
             request,
             self.device.io,
             shift=self.bundle.config.shift,
+            trained_latents=self.bundle.config.trained_latents,
             margins=self.bundle.margins,
             windows=self._windows(),
         )
