@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sa3_models.errors import UsageError
+from sa3_models.paths import architecture_name
 
 __all__ = ["ARCHITECTURES", "Architecture", "parse_architectures"]
 
@@ -73,7 +74,7 @@ def parse_architectures(words: Iterable[str]) -> tuple[Architecture, ...]:
     for word in (part.strip() for text in words for part in text.split(",")):
         if not word:
             continue
-        name = "sm_" + word.lower().removeprefix("sm").lstrip("_").replace(".", "")
+        name = architecture_name(word)
         if name not in ARCHITECTURES:
             raise UsageError(
                 f"there is no architecture '{word}'", hint=f"one of {', '.join(ARCHITECTURES)}"

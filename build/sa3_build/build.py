@@ -31,6 +31,7 @@ from sa3_models.sidecar import (
     write_sidecar,
 )
 from sa3_models.stages import Port
+from sa3_models.words import duration
 
 __all__ = ["Outcome", "build_all"]
 
@@ -77,7 +78,7 @@ def build_all(
                     outcomes.append((order, None))
                 else:
                     running.append(run)
-                    say(f"{order.name}: building, about {_duration(run.expected)}")
+                    say(f"{order.name}: building, about {duration(run.expected)}")
             if running or waiting:
                 wait([run.reports for run in running], timeout=min(_POLL, every))
             for run in list(running):
@@ -86,7 +87,7 @@ def build_all(
                 except BuildFailed as error:
                     running.remove(run)
                     failures.append(error)
-                    say(f"{run.order.name}: FAILED after {_duration(run.elapsed)}")
+                    say(f"{run.order.name}: FAILED after {duration(run.elapsed)}")
                     continue
                 if sidecar is not None:
                     running.remove(run)
@@ -141,8 +142,8 @@ class _Run:
         rss = _resident(self._process.pid)
         memory = f" · {rss / 1e9:.1f} GB" if rss else ""
         return (
-            f"{self.order.name}: {self._phase} · {_duration(self.elapsed)}"
-            f" of about {_duration(self.expected)}{memory}"
+            f"{self.order.name}: {self._phase} · {duration(self.elapsed)}"
+            f" of about {duration(self.expected)}{memory}"
         )
 
     def look(self) -> Sidecar | None:
@@ -296,17 +297,13 @@ def _resident(pid: int | None) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
-
-
 def _summary(sidecar: Sidecar) -> str:
     scratch = "/".join(
         "?" if row.scratch_bytes is None else f"{row.scratch_bytes / 1e6:.0f}"
         for row in sidecar.profiles
     )
     return (
-        f"done in {_duration(sidecar.seconds)} · {sidecar.engine_bytes / 1e6:.0f} MB · "
+        f"done in {duration(sidecar.seconds)} · {sidecar.engine_bytes / 1e6:.0f} MB · "
         f"scratch {scratch} MB · peak memory {sidecar.peak_rss_bytes / 1e9:.1f} GB · "
         f"{', '.join(sidecar.targets)}"
     )

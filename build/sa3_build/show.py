@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sa3_build.wish import Plan, missing
+from sa3_models.words import size
 
 __all__ = ["lines", "plan_rows"]
 
@@ -59,13 +60,13 @@ def _broken(report: Report) -> Iterator[str]:
 
 
 def _onnx(report: Report) -> Iterator[str]:
-    data = ", ".join(f"{name} ({_size(size)})" for name, size in report["data"].items())
-    yield f"{report['path']}  ONNX opset {report['opset']}, {_size(report['bytes'])}"
+    data = ", ".join(f"{name} ({size(count)})" for name, count in report["data"].items())
+    yield f"{report['path']}  ONNX opset {report['opset']}, {size(report['bytes'])}"
     if data:
         yield f"  data      {data}"
     yield from _ports(report["inputs"], "in")
     yield from _ports(report["outputs"], "out")
-    yield f"  weights   {_size(report['weight_bytes'])}"
+    yield f"  weights   {size(report['weight_bytes'])}"
     most = list(report["operators"].items())[:8]
     yield f"  nodes     {report['nodes']}: " + ", ".join(f"{count} {name}" for name, count in most)
     if report["foreign_operators"]:
@@ -92,7 +93,7 @@ def _audit(audit: Report) -> Iterator[str]:
 
 def _engine(report: Report) -> Iterator[str]:
     record = report.get("record")
-    yield f"{report['path']}  engine, {_size(report['bytes'])}"
+    yield f"{report['path']}  engine, {size(report['bytes'])}"
     if "error" in report:
         yield f"  BROKEN    {report['error']}"
     facts = record or report
@@ -109,12 +110,12 @@ def _engine(report: Report) -> Iterator[str]:
         span = profile["latent_len"]
         length = "fixed shapes" if span is None else "{}…{}, tuned for {}".format(*_order(span))
         scratch = profile["scratch_bytes"]
-        yield f"  profile   {length}: scratch {'unknown' if scratch is None else _size(scratch)}"
+        yield f"  profile   {length}: scratch {'unknown' if scratch is None else size(scratch)}"
     yield from _table("source", record["source"])
     yield from _table("origin", record["metadata"])
     yield (
         f"  built     {record['built']} in {record['seconds']} s, "
-        f"peak memory {_size(record['peak_rss_bytes'])}"
+        f"peak memory {size(record['peak_rss_bytes'])}"
     )
     yield f"  sha256    {record['engine_sha256']}"
 
@@ -136,13 +137,6 @@ def _table(label: str, table: Report) -> Iterator[str]:
 def _order(span: Sequence[int]) -> tuple[int, int, int]:
     low, opt, high = span
     return low, high, opt
-
-
-def _size(count: int) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} B"
 
 
 _RENDER = {"directory": _directory, "broken": _broken, "onnx": _onnx, "engine": _engine}

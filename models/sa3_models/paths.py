@@ -16,6 +16,7 @@ from pathlib import Path
 
 __all__ = [
     "PUBLISHED",
+    "architecture_name",
     "cache_dir",
     "checkpoint_dir",
     "engine_dir",
@@ -54,15 +55,19 @@ def export_dir(key: str, stage_dir: str = "") -> Path:
     return sa3_home() / "onnx" / key / stage_dir
 
 
+def architecture_name(text: str) -> str:
+    """The name of a compute capability: "sm_90" for "sm_90", "sm90", "90" and "9.0"."""
+    return "sm_" + text.lower().removeprefix("sm").lstrip("_").replace(".", "")
+
+
 def engine_dir(architecture: str, stage_dir: str = "") -> Path:
     """Where engines of an architecture lie.
 
     Args:
-        architecture: "sm_90", "sm90", "90" or "9.0".
+        architecture: In any spelling that `architecture_name` takes.
         stage_dir: Folder of one stage below it.
     """
-    digits = architecture.lower().removeprefix("sm").lstrip("_").replace(".", "")
-    return sa3_home() / f"sm_{digits}" / stage_dir
+    return sa3_home() / architecture_name(architecture) / stage_dir
 
 
 def cache_dir() -> Path:

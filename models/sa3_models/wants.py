@@ -15,7 +15,7 @@ from pathlib import Path
 from sa3_models.catalogue import Model, PublishedFile, catalogue
 from sa3_models.errors import ArtefactMissing, UsageError
 from sa3_models.hub import Hub, RemoteFile
-from sa3_models.paths import PUBLISHED, engine_dir, export_dir
+from sa3_models.paths import PUBLISHED, architecture_name, engine_dir, export_dir
 
 __all__ = [
     "Want",
@@ -78,10 +78,10 @@ def want_engines(
 
     Args:
         model: A generator of the catalogue.
-        architecture: In any spelling that `engine_dir` takes.
+        architecture: In any spelling that `architecture_name` takes.
         precision: Files of this precision where there are any, instead of the current ones.
     """
-    arch = engine_dir(architecture).name
+    arch = architecture_name(architecture)
     wants, useless = [], []
     for row in _choose(catalogue().engines_of(model), precision):
         if row.plugin:

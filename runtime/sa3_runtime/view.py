@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from sa3_models.errors import Sa3Error
+from sa3_models.words import duration, size
 
 __all__ = ["View", "duration", "plain", "prepare_streams", "size"]
 
@@ -51,26 +52,6 @@ def plain(text: str, stream: TextIO) -> str:
     except (UnicodeEncodeError, LookupError):
         return text.translate(_ASCII)
     return text
-
-
-def size(count: float) -> str:
-    """Bytes in words: 1.7 GB, 34 MB, 812 B."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return f"{count:.0f} B"
-
-
-def duration(seconds: float) -> str:
-    """A time in words: 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,7 +269,7 @@ def test_inspect_an_engine_a_graph_and_a_directory(fake, home):
     assert report["record"]["targets"] == ["sm_86", "sm_89"]
     text = "\n".join(lines(report))
     assert "latent float32 [1, 32, latent_len]" in text
-    assert "1…256, tuned for 256: scratch 1.0 kB" in text
+    assert "1…256, tuned for 256: scratch 1 kB" in text
     [graph] = home.glob("onnx/*/*/*.onnx")
     report = inspect(graph)
     assert report["audit"]["trunk"] == "bfloat16"

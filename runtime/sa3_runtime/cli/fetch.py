@@ -13,7 +13,7 @@ import click
 from sa3_models.catalogue import Model, catalogue, resolve
 from sa3_models.errors import UsageError
 from sa3_models.hub import Hub
-from sa3_models.paths import engine_dir
+from sa3_models.paths import architecture_name
 from sa3_models.store import Fetch, Reporter, complete, plan
 from sa3_models.store import pull as pull_files
 from sa3_models.wants import Want, want_checkpoint, want_engines, want_onnx, want_settings
@@ -99,7 +99,7 @@ def _what(
             hint=f"--arch {' or --arch '.join(catalogue().architectures)}",
         )
     if not said:
-        engines = arch is not None and engine_dir(arch).name in catalogue().architectures
+        engines = arch is not None and architecture_name(arch) in catalogue().architectures
         checkpoint = not engines
     return arch, engines, checkpoint
 
@@ -113,7 +113,6 @@ def _wants(
     arch: str | None,
     precision: str | None,
 ) -> list[Want]:
-
     if model.repo is None:
         raise UsageError(
             f"{model.name} is not pulled from anywhere",
