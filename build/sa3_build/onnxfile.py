@@ -70,7 +70,7 @@ def read_onnx(path: Path) -> OnnxFile:
     import onnx
 
     if not path.is_file():
-        raise ArtefactMissing(f"there is no file {path}", hint="./sa3 export makes it")
+        raise ArtefactMissing(f"there is no file {path}", hint="sa3 export makes it")
     if is_pointer(path):
         raise ArtefactMissing(
             f"{path.name} is a pointer to a large file, not the file",

@@ -126,7 +126,7 @@ def graph_of(piece: Piece, *, say: Say) -> OnnxFile:
     if not _has_checkpoint(model):
         raise ArtefactMissing(
             f"{model.name} is not here: neither {piece.graph.name} nor a checkpoint to export",
-            hint=f"./sa3 build {model.name} --from hub",
+            hint=f"sa3 build {model.name} --from hub",
         )
     from sa3_models.checkpoint import Checkpoint
     from sa3_onnx.export import Job, default_lowering, run

@@ -149,7 +149,7 @@ def check_engine(
         ArtefactMissing: no file, an empty or cut one, a text or pointer file, a broken record.
         MachineMismatch: built by another TensorRT, or for another architecture.
     """
-    repair = repair or f"./sa3 build {engine.parent.name} --arch {machine.architecture}"
+    repair = repair or f"sa3 build {engine.parent.name} --arch {machine.architecture}"
     check_content(engine, repair=repair)
     sidecar = read_sidecar(engine)
     if sidecar is None:

@@ -23,7 +23,7 @@ from sa3_models.checkpoint import Checkpoint
 from sa3_models.config import ModelConfig, read_model_config
 from sa3_models.errors import ArtefactMissing, BuildFailed, UsageError
 from sa3_models.inventory import published_graph
-from sa3_models.stages import Precision, Stage, stage_file
+from sa3_models.stages import DIT_PARTS, Precision, Stage, stage_file
 from sa3_runtime.request import Limits
 from sa3_runtime.stages.graph_file import read_graph_file
 from sa3_runtime.tokenizer import Tokenizer
@@ -33,13 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RENDER_STAGES", "Bundle", "find_bundle"]
 
-RENDER_STAGES = (
-    Stage.TEXT,
-    Stage.DIT_PREPARE,
-    Stage.DIT_STEP,
-    Stage.ENCODER,
-    Stage.DECODER,
-)
+RENDER_STAGES = (Stage.TEXT, *DIT_PARTS, Stage.ENCODER, Stage.DECODER)
 
 
 @dataclass(frozen=True)
@@ -128,8 +122,8 @@ class Bundle:
         found = {stage: self.onnx_file(stage, precision) for stage in stages}
         whole = self.onnx_file(Stage.DIT, precision)
         missing = [stage for stage, path in found.items() if path is None]
-        if whole is not None and any(stage in missing for stage in RENDER_STAGES[1:3]):
-            found = {s: p for s, p in found.items() if s not in RENDER_STAGES[1:3]}
+        if whole is not None and any(stage in missing for stage in DIT_PARTS):
+            found = {s: p for s, p in found.items() if s not in DIT_PARTS}
             found[Stage.DIT] = whole
             missing = [stage for stage, path in found.items() if path is None]
         if missing:
@@ -140,7 +134,7 @@ class Bundle:
                 raise ArtefactMissing(
                     f"{self.model.name} has no {stage_file(stage, precision)}.onnx",
                     found=f"nothing in {self._export_dir(stage)}",
-                    hint=f"./sa3 export {self._word}",
+                    hint=f"sa3 export {self._word}",
                 )
         return {stage: path for stage, path in found.items() if path is not None}
 
@@ -158,13 +152,13 @@ class Bundle:
                 f"{self.model.name} has neither stage files nor a checkpoint to make them from",
                 found=f"no {', '.join(names)} in {paths.export_dir(self.model.name)}, "
                 f"no model.safetensors in {self.model.checkpoint}",
-                hint=f"./sa3 pull {self._word}" if self.model.repo else "copy the checkpoint again",
+                hint=f"sa3 pull {self._word}" if self.model.repo else "copy the checkpoint again",
             )
         if not self.allow_export:
             raise ArtefactMissing(
                 f"{self.model.name} isn't exported yet",
                 found=f"missing: {', '.join(names)}",
-                hint=f"./sa3 export {self._word}",
+                hint=f"sa3 export {self._word}",
             )
         from filelock import FileLock
 
@@ -193,7 +187,7 @@ class Bundle:
                 found, hint = lines[-1].removeprefix("sa3: "), None
             else:
                 found = lines[-1] if lines else f"the exporter ended with {result.returncode}"
-                hint = f"./sa3 export {self._word} shows more"
+                hint = f"sa3 export {self._word} shows more"
             raise BuildFailed(f"{self.model.name} could not be exported", found=found, hint=hint)
 
     @property
@@ -230,6 +224,6 @@ def find_bundle(
         raise ArtefactMissing(
             f"{model.name} isn't on this machine",
             found=f"nothing in {model.checkpoint}",
-            hint=f"./sa3 pull {model.name}" if model.repo else "choose another one with --model",
+            hint=f"sa3 pull {model.name}" if model.repo else "choose another one with --model",
         )
     return Bundle(model, read_model_config(model.checkpoint), allow_export, talk)

@@ -276,7 +276,7 @@ class Clip:
             path: the file.
             format: wav, wav24, wavf, flac, … as `sa3_runtime.audio.formats` names them.
             tags: title, software and comment; by default the prompt and, as JSON, all that
-                `./sa3 generate --from` needs to make the clip again.
+                `sa3 generate --from` needs to make the clip again.
         """
         import json
 

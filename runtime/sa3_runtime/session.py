@@ -286,7 +286,7 @@ class Session:
                     f"the {step.stage} file of this model can't take this length",
                     found=f"{step.latent_len} latents, it takes {least} to {most}",
                     hint=f"clips from {seconds[0]:.2f} to {seconds[1]:.2f} s fit, or build a "
-                    f"wider engine: ./sa3 build {self.bundle.model.name}",
+                    f"wider engine: sa3 build {self.bundle.model.name}",
                 )
 
     def _tokens(self, text: str, what: str, warnings: list[str]) -> Tokens:

@@ -87,9 +87,9 @@ def test_an_engine_without_a_record_is_accepted_on_its_own_ports(engine):
 def test_another_machine_is_refused_with_both_sides_and_the_command(engine, machine, words):
     """CASES 02."""
     with pytest.raises(MachineMismatch) as caught:
-        check_engine(engine, machine, repair="./sa3 build small-music")
+        check_engine(engine, machine, repair="sa3 build small-music")
     assert all(word in str(caught.value) for word in words)
-    assert caught.value.hint == "./sa3 build small-music"
+    assert caught.value.hint == "sa3 build small-music"
     assert caught.value.exit_code == 4
 
 
@@ -116,7 +116,7 @@ def test_what_is_no_engine_is_refused_by_what_it_is(engine, content, words):
     with pytest.raises(ArtefactMissing) as caught:
         check_engine(engine, HERE)
     assert words in str(caught.value)
-    assert "./sa3 build same-s --arch sm_86" in caught.value.hint
+    assert "sa3 build same-s --arch sm_86" in caught.value.hint
     assert caught.value.exit_code == 3
 
 

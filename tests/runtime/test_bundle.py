@@ -152,7 +152,7 @@ def test_a_tokenizer_that_cannot_be_read_is_noticed_before_the_export(
 
 
 def test_a_pulled_name_without_a_checkpoint_says_how_to_get_it(own_home: Path) -> None:
-    with pytest.raises(ArtefactMissing, match=r"\./sa3 pull small-music") as missing:
+    with pytest.raises(ArtefactMissing, match="sa3 pull small-music") as missing:
         load("sm-music")
     assert missing.value.exit_code == 3
 

@@ -120,7 +120,7 @@ class TensorRTStage:
             raise self._log.refusal(
                 f"TensorRT cannot load {self.path.name}",
                 kind=MachineMismatch,
-                hint=f"./sa3 build {self.path.parent.name} --arch {self._driver.architecture}",
+                hint=f"sa3 build {self.path.parent.name} --arch {self._driver.architecture}",
             )
         self._engine = engine
         # the record was written by the builder; the engine itself is right
