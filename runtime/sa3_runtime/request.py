@@ -242,7 +242,7 @@ class Clip:
     latents: float32 [1, C, L], what the decoder was given.
     warnings: what a person must know about it: a cut prompt, silence, a constant.
     notes: what was done on the way: resampling, a source cut to length.
-    seconds: wall time by stage, and "total".
+    timing: seconds of wall time by stage, and "total".
     model: key of the model; device: what it ran on; directory: of a model that has no name in the
         catalogue.
     """
@@ -255,7 +255,7 @@ class Clip:
     device: str
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    timing: Mapping[str, float] = field(default_factory=dict)
     directory: str | None = None
 
     @property

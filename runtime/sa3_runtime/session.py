@@ -213,7 +213,7 @@ class Session:
             device=self.device.description,
             warnings=(*planned.warnings, *_judge(pcm)),
             notes=planned.notes,
-            seconds=dict(run.seconds),
+            timing=dict(run.seconds),
             directory=self.bundle.directory,
         )
 

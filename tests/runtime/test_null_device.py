@@ -288,8 +288,8 @@ def test_progress_names_stages_in_order_and_ends_with_the_last_one(stub):
 
 def test_seconds_are_told_by_stage(null):
     clip = null.render(request_of("guidance")[0])
-    assert {"t5gemma", "dit_prepare", "dit_step", "dec", "copy", "total"} <= set(clip.seconds)
-    assert all(seconds > 0 for seconds in clip.seconds.values())
+    assert {"t5gemma", "dit_prepare", "dit_step", "dec", "copy", "total"} <= set(clip.timing)
+    assert all(seconds > 0 for seconds in clip.timing.values())
 
 
 def test_an_input_that_does_not_fit_is_named(null):

@@ -83,7 +83,7 @@ def bench(view: View, seconds: str, repeat: int, **given: Any) -> None:
             row = {
                 "seconds": clip.duration, "first": round(times[0], 4), "median": round(median, 4),
                 "realtime": round(clip.duration / median, 2),
-                "stages": {name: round(spent, 4) for name, spent in clip.seconds.items()},
+                "stages": {name: round(spent, 4) for name, spent in clip.timing.items()},
             }  # fmt: skip
             rows.append(row)
             if not view.json:

@@ -94,7 +94,7 @@ def _rescue(clip: Clip, tags: dict[str, str]) -> Path | None:
 
 def report(clip: Clip, done: Delivered) -> dict[str, Any]:
     """The JSON object of a clip; docs/cli.md describes every key."""
-    total = clip.seconds.get("total", 0.0)
+    total = clip.timing.get("total", 0.0)
     return {
         "path": str(done.path) if done.path else None,
         "picture": str(done.picture) if done.picture else None,
@@ -111,6 +111,6 @@ def report(clip: Clip, done: Delivered) -> dict[str, Any]:
         "request": asdict(clip.request),
         "notes": list(clip.notes),
         "warnings": list(clip.warnings),
-        "timing": {stage: round(seconds, 4) for stage, seconds in clip.seconds.items()},
+        "timing": {stage: round(seconds, 4) for stage, seconds in clip.timing.items()},
         "realtime": round(clip.duration / total, 2) if total else None,
     }

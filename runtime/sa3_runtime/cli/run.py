@@ -274,11 +274,11 @@ class Run:
         picture = self.given["spectrogram"]
         done = deliver(model, clip, target, self.digest, picture=picture)
         self.view.note(
-            f"done: {clip.duration:.4g} s of sound in {duration(clip.seconds.get('total', 0))}, "
+            f"done: {clip.duration:.4g} s of sound in {duration(clip.timing.get('total', 0))}, "
             f"seed {clip.request.seed}, {clip.model}, {clip.device}"
         )
         if self.view.verbose:
-            stages = (f"{stage} {spent:.3f} s" for stage, spent in clip.seconds.items())
+            stages = (f"{stage} {spent:.3f} s" for stage, spent in clip.timing.items())
             self.view.note(", ".join(stages))
         if self.view.json:
             self.view.object(report(clip, done))
