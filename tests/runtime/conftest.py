@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -298,3 +300,17 @@ def session(tiny: Path, home: Path) -> Iterator[Session]:
 
     with load(tiny, threads=1) as opened:
         yield opened
+
+
+@pytest.fixture
+def script() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """script("print(1)", argument, …) runs Python code in a process that must end well."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return lambda code, *words: subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from sa3_models.errors import ArtefactMissing, CheckpointError, RunFailed, Usage
 from sa3_runtime import Clip, Request, Session, load
 from sa3_runtime.devices import Progress
 from sa3_runtime.devices.cpu import CpuDevice
+
+Script = Callable[..., "subprocess.CompletedProcess[str]"]
 
 MakeStub = Callable[..., Path]
 
@@ -370,25 +371,18 @@ def test_exports_are_not_made_where_that_is_not_allowed(
     assert not list(tmp_path.rglob("*.onnx"))
 
 
-def test_a_session_makes_the_same_clip_as_another_process(stub: Path) -> None:
+def test_a_session_makes_the_same_clip_as_another_process(stub: Path, script: Script) -> None:
     """CASES 34."""
     code = (
         "import sys, zlib, sa3_runtime as sa3\n"
         "clip = sa3.load(sys.argv[1]).generate('x', seconds=1, seed=5)\n"
         "print(zlib.crc32(clip.pcm.tobytes()))"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    runs = {
-        subprocess.run(
-            [sys.executable, "-c", code, str(stub)], env=env, capture_output=True, check=True
-        ).stdout
-        for _ in range(2)
-    }
-    assert len(runs) == 1
+    assert len({script(code, stub).stdout for _ in range(2)}) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity masks here")
-def test_one_allowed_core_is_one_quiet_thread(stub: Path) -> None:
+def test_one_allowed_core_is_one_quiet_thread(stub: Path, script: Script) -> None:
     """CASES 37: no affinity text on stderr."""
     code = (
         "import os, sys\n"
@@ -398,14 +392,13 @@ def test_one_allowed_core_is_one_quiet_thread(stub: Path) -> None:
         "    m.generate('x', seconds=1, seed=5)\n"
         "    print(m.device.threads)"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(stub)], env=env, capture_output=True, text=True, check=True
-    )
+    done = script(code, stub)
     assert (done.stdout.strip(), done.stderr) == ("1", "")
 
 
-def test_memory_does_not_grow_with_the_length(tiny: Path, home: Path, session: Session) -> None:
+def test_memory_does_not_grow_with_the_length(
+    tiny: Path, home: Path, session: Session, script: Script
+) -> None:
     """CASES 41: two minutes need little more than five seconds, because windows are bounded."""
     code = (
         "import resource, sys, sa3_runtime as sa3\n"
@@ -413,38 +406,26 @@ def test_memory_does_not_grow_with_the_length(tiny: Path, home: Path, session: S
         "    m.generate('x', seconds=float(sys.argv[2]), steps=1, chunking=sys.argv[3])\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
     def peak(seconds: str, chunking: str = "auto") -> int:
-        command = [sys.executable, "-c", code, str(tiny), seconds, chunking]
-        done = subprocess.run(command, env=env, capture_output=True, check=True)
-        return int(done.stdout) * 1024
+        return int(script(code, tiny, seconds, chunking).stdout) * 1024
 
     short, long, whole = peak("5"), peak("120"), peak("120", "off")
     assert long - short < 200e6
     assert whole - short > 2 * (long - short)
 
 
-def test_importing_the_runtime_loads_nothing_heavy() -> None:
-    code = "import sys, sa3_runtime; print(*sys.modules)"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-    )
-    loaded = set(done.stdout.split())
+def test_importing_the_runtime_loads_nothing_heavy(script: Script) -> None:
+    loaded = set(script("import sys, sa3_runtime; print(*sys.modules)").stdout.split())
     assert not {"numpy", "onnxruntime", "onnx", "tokenizers", "torch", "sa3_onnx"} & loaded
 
 
-def test_a_render_imports_no_exporter(stub: Path) -> None:
+def test_a_render_imports_no_exporter(stub: Path, script: Script) -> None:
     code = (
         "import sys, sa3_runtime as sa3\n"
         "sa3.load(sys.argv[1]).generate('x', seconds=1)\n"
         "print(*sys.modules)"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(stub)], env=env, capture_output=True, text=True, check=True
-    )
-    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    loaded = {name.partition(".")[0] for name in script(code, stub).stdout.split()}
     assert not {"onnx", "onnx_graphsurgeon", "torch", "sa3_onnx", "sa3_build"} & loaded
     assert "huggingface_hub" not in loaded

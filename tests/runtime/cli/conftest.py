@@ -73,8 +73,9 @@ def clip(sa3: Callable[..., Ran], stub: Path) -> Callable[..., Ran]:
 def spawn(own_place: Path) -> Callable[..., subprocess.CompletedProcess[bytes]]:
     """spawn("a prompt", …, env={…}) runs the command line in a process of its own."""
     return lambda *words, **kw: subprocess.run(
-        command(*words), env=environment(kw.pop("env", {})), capture_output=True, check=False, **kw
-    )
+        command(*words), env=environment(kw.pop("env", {})), capture_output=True, check=False,
+        timeout=300, **kw,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def script(own_place: Path) -> Callable[[str], subprocess.CompletedProcess[str]]
     """script("print(1)") runs Python code in a process of its own."""
     return lambda code: subprocess.run(
         [sys.executable, "-c", code],
-        env=environment({}), capture_output=True, text=True, check=False,
+        env=environment({}), capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
 
 

@@ -280,7 +280,7 @@ def test_a_killed_run_goes_on_where_it_stopped(start, batch, jobs, own_place, st
     while len(list(clips.glob("*.wav"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     process.kill()
-    process.wait()
+    process.wait(60)
     ran = batch(path)
     assert ran.code == 0
     done = [entry for entry in manifest(own_place) if entry["status"] == "done"]

@@ -79,7 +79,7 @@ def test_errors_are_printed_in_any_encoding(spawn, env):
 def test_closed_streams_are_no_reason_to_fail(start, stub, own_place, closing):
     """CASES 46: stdout closed; and nothing printed lands in the file that got its number."""
     process = start("x", "-m", stub, "--seconds", 0.2, "-o", "./a.wav", wrap=closing)
-    assert process.wait() == 0
+    assert process.wait(60) == 0
     data = (own_place / "a.wav").read_bytes()
     assert data[:4] == b"RIFF"
     assert int.from_bytes(data[4:8], "little") == len(data) - 8
@@ -88,7 +88,7 @@ def test_closed_streams_are_no_reason_to_fail(start, stub, own_place, closing):
 def test_a_reader_that_leaves_is_no_reason_to_shout(start, stub, own_place):
     """CASES 28, 46: piped to head: no traceback; the file is complete, so the code is 0."""
     process = start("x", "-m", stub, "--seconds", 0.2, "-o", "./a.wav", wrap="| head -c 0")
-    _, err = process.communicate()
+    _, err = process.communicate(timeout=60)
     assert (own_place / "a.wav").is_file()
     assert b"Traceback" not in err
     assert b"BrokenPipe" not in err
@@ -100,7 +100,7 @@ def test_sound_into_a_pipe_that_closes_ends_quietly_with_a_code(start, stub):
                     stderr=subprocess.PIPE)  # fmt: skip
     process.stdout.close()
     err = process.stderr.read()
-    assert process.wait() == 1
+    assert process.wait(60) == 1
     assert b"Traceback" not in err
     assert b"Broken" not in err
 
@@ -153,7 +153,7 @@ def through_terminal(start, *words, env=None) -> tuple[int, str]:
             break
         sent += block
     os.close(parent)
-    return process.wait(), sent.decode()
+    return process.wait(60), sent.decode()
 
 
 def test_a_terminal_shows_stages_steps_and_the_time_left(start, stub):
