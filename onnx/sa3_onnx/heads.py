@@ -104,18 +104,19 @@ class Heads:
         return v.tokens(g, y, self.count * self.width)
 
 
-def attend(g: Author, q: Heads, k: Heads, values: Heads) -> Heads:
-    """softmax(q·kᵀ)·values, the scale folded into q or k; q over T tokens, the others over S."""
+def attend(g: Author, q: Heads, k: Heads, values: Heads, *, mask: Tensor | None = None) -> Heads:
+    """softmax(q·kᵀ + mask)·values; q over T tokens, the others over S (see `v.attention`)."""
     if g.lowering == "operators":
         y = g.op(
             "Attention",
             q.tensor,
             k.tensor,
             values.tensor,
+            *([] if mask is None else [mask]),
             scale=1.0,
             q_num_heads=q.count,
             kv_num_heads=k.count,
         )
     else:
-        y = v.attention(g, q.tensor, k.tensor, values.tensor)
+        y = v.attention(g, q.tensor, k.tensor, values.tensor, mask=mask)
     return replace(q, tensor=y, width=values.width)

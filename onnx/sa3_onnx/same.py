@@ -1,7 +1,7 @@
 """The SAME autoencoders: sound to latents and back.
 
 Knows: MODEL_SPEC §5, patches, groups of tokens, soft-norm, the order of layers. Doesn't know:
-attention (see sa3_onnx.same_blocks), the limiter.
+attention (see sa3_onnx.same_attention), the limiter.
 
     enc  audio  f32 [1, 2, samples]    → latent f32 [1, C, latent_len]
     dec  latent f32 [1, C, latent_len] → pcm i32 [1, samples, 2]
@@ -22,7 +22,8 @@ from sa3_models.geometry import CHANNELS, PATCH, STRIDE
 from sa3_models.stages import Stage
 from sa3_onnx.author import Author, Lowering, Tensor
 from sa3_onnx.limiter import limited_pcm
-from sa3_onnx.same_blocks import END, GROUP, Chunks, Windows, block, whole_groups
+from sa3_onnx.same_attention import END, GROUP, Chunks, Windows, aligned_block, whole_groups
+from sa3_onnx.same_blocks import block
 from sa3_onnx.vocabulary import (
     axis_length,
     concat,
@@ -31,15 +32,16 @@ from sa3_onnx.vocabulary import (
     matrix,
     reshape,
     slice_axis,
+    tokens,
     transpose,
 )
 
 __all__ = ["WINDOW_GROUPS", "author_decoder", "author_encoder"]
 
-# Groups of queries in a block of SAME-L's sliding window. Few repeat much of the halo, many score
-# keys that the band hides. Measured at full width, two blocks deep, for 1, 2, 4, 8, 16:
-# scratch of the 256-latent band 348, 267, 221, 204, 196 MB and of the 4096-latent band 5.6, 4.3,
-# 3.5, 3.3, 3.1 GB (TensorRT-RTX, fp16); CPU 1.63, 1.54, 1.50, 1.48, 1.58 s per 128 latents.
+# Groups of queries in a block of SAME-L's sliding window, with primitives. Few repeat much of the
+# halo, many score keys that the band hides. Measured at full width, two blocks deep, for 1, 2, 4,
+# 8, 16: scratch of the 256-latent band 348, 267, 221, 204, 196 MB and of the 4096-latent band 5.6,
+# 4.3, 3.5, 3.3, 3.1 GB (TensorRT-RTX, fp16); CPU 1.63, 1.54, 1.50, 1.48, 1.58 s per 128 latents.
 WINDOW_GROUPS = 8
 
 
@@ -48,12 +50,12 @@ def author_encoder(
     *,
     precision: str,
     lowering: Lowering,
-    window_groups: int = WINDOW_GROUPS,
+    window_groups: int | None = None,
 ) -> Author:
     """Write the graph of `enc` (ports: docs/architecture.md).
 
-    `window_groups`: groups of queries per block of SAME-L's sliding window; it changes speed and
-    memory, not the result.
+    `window_groups`: groups of queries per block of SAME-L's sliding window, by default what the
+    lowering is fast with; it changes speed and memory, not the result.
     """
     g = Author(Stage.ENCODER.value, precision=precision, lowering=lowering)
     coder = _Coder(g, checkpoint, Stage.ENCODER, window_groups)
@@ -79,7 +81,7 @@ def author_decoder(
     lowering: Lowering,
     ceiling_input: bool = False,
     limiter: bool = True,
-    window_groups: int = WINDOW_GROUPS,
+    window_groups: int | None = None,
 ) -> Author:
     """Write the graph of `dec` (ports: docs/architecture.md).
 
@@ -102,7 +104,7 @@ def author_decoder(
     x = coder.transformer(coder.with_new_tokens(x), latents)
     x = slice_axis(g, reshape(g, x, -1, GROUP, coder.side.dim), 1, GROUP, 1)
     patches = coder.mapping(reshape(g, x, -1, coder.side.dim))
-    patches = slice_axis(g, patches, 0, g.op("Mul", latents, g.ints(STRIDE)), 0)
+    patches = slice_axis(g, patches, 0, g.op("Mul", latents, g.ints(STRIDE)), -2)
     audio = transpose(g, reshape(g, patches, -1, CHANNELS, PATCH), 1, 0, 2)
     audio = reshape(g, audio, 1, CHANNELS, -1)
     if limiter:
@@ -113,13 +115,15 @@ def author_decoder(
 
 
 class _Coder:
-    """One side of an autoencoder, emitted into one graph; tokens are [tokens, dim].
+    """One side of an autoencoder, emitted into one graph; tokens as in `vocabulary.tokens`.
 
     Attributes:
         multiple: latents that a sequence is padded to a multiple of.
     """
 
-    def __init__(self, g: Author, checkpoint: Checkpoint, stage: Stage, window_groups: int) -> None:
+    def __init__(
+        self, g: Author, checkpoint: Checkpoint, stage: Stage, window_groups: int | None
+    ) -> None:
         self.g, self.config, self.tensors = g, checkpoint.config.autoencoder, checkpoint.autoencoder
         encodes = stage is Stage.ENCODER
         self.side = self.config.encoder if encodes else self.config.decoder
@@ -127,7 +131,9 @@ class _Coder:
         # groups of 17 tokens: patches then the learned token, or latent then 16 learned tokens
         self.new_tokens = (STRIDE, GROUP) if encodes else (1, GROUP)
         if self.config.family == "same-l":
-            self.multiple = max(window_groups, self.config.sliding_window)
+            reach = self.config.sliding_window
+            usual = aligned_block(reach) if g.lowering == "operators" else WINDOW_GROUPS
+            self.multiple = max(window_groups or usual, reach)
             return
         self.multiple = self.config.chunk_latents
         if self.multiple % 2:
@@ -142,7 +148,7 @@ class _Coder:
         g, name = self.g, "decoder.layers.1"
         std = float(self.tensors.read("bottleneck.running_std")[0])
         weight = matrix(g, self.tensors, f"{name}.weight", factor=std)
-        return matmul(g, z, weight, g.constant(self.tensors.read(f"{name}.bias")))
+        return matmul(g, z, weight, g.constant(self.tensors.read(f"{name}.bias")[None]))
 
     def to_latents(self, x: Tensor) -> Tensor:
         """Tokens [L, dim] → soft-normed latents [L, C]: ((W·x + b)·scale + bias)/std."""
@@ -153,10 +159,10 @@ class _Coder:
         )
         weight = matrix(g, self.tensors, f"{name}.weight", factor=scale / std)
         shift = (self.tensors.read(f"{name}.bias") * scale + bias) / std
-        return matmul(g, x, weight, g.constant(shift))
+        return matmul(g, x, weight, g.constant(shift[None]))
 
     def with_new_tokens(self, groups: Tensor) -> Tensor:
-        """Groups [n, 16 or 1, dim], filled up to 17 tokens with the learned one → [n·17, dim].
+        """Groups [n, 16 or 1, dim], filled up to 17 tokens with the learned one → n·17 tokens.
 
         They are padded with zeros, and the learned token is added there.
         """
@@ -165,10 +171,10 @@ class _Coder:
         added = np.zeros((1, GROUP, token.size))
         added[:, start:stop] = token
         padded = g.op("Pad", groups, g.ints(0, 0, 0, 0, stop - start, 0))
-        return reshape(g, g.op("Add", padded, g.constant(added)), -1, token.size)
+        return tokens(g, g.op("Add", padded, g.constant(added)), token.size)
 
     def mapping(self, x: Tensor) -> Tensor:
-        """The weight-normed convolution between patches and tokens: [n, in] → [n, out].
+        """The weight-normed convolution between patches and tokens: [n, in] → n tokens of out.
 
         The rows of three taps side by side make it one matrix product; outside are zeros.
         """
@@ -183,23 +189,26 @@ class _Coder:
             padded = g.op("Pad", x, g.ints(taps // 2, 0, taps // 2, 0))
             shifted = (slice_axis(g, padded, i, i + 1 - taps or END, 0) for i in range(taps))
             x = concat(g, 1, *shifted)
-        return matmul(g, x, weight, g.constant(tensors.read(f"{name}.bias")))
+        x = tokens(g, x, taps * into)
+        return matmul(g, x, weight, g.constant(tensors.read(f"{name}.bias")[None]))
 
     def transformer(self, x: Tensor, latents: Tensor) -> Tensor:
-        """All blocks over [tokens, dim]; `latents` (int64 [1]) of the groups are real."""
+        """All blocks over tokens of dim; `latents` (int64 [1]) of the groups are real."""
         g, side = self.g, self.side
         plain = side.depth - max(side.sinusoidal_blocks - 1, 0)
         chunks = self.config.family == "same-s"
         geometry: Chunks | Windows
         if chunks:
-            geometry = Chunks(self.multiple * GROUP)
+            geometry = Chunks.of(g, x, self.multiple * GROUP)
         else:
             geometry = Windows.of(g, latents, self.multiple, self.config.sliding_window)
         shift = self.multiple * GROUP // 2  # tokens, half a chunk
         for i in range(side.depth):
             if chunks and i == side.depth // 2:
-                x = concat(g, 0, slice_axis(g, x, 0, shift, 0), x, slice_axis(g, x, -shift, END, 0))
+                ends = slice_axis(g, x, 0, shift, -2), slice_axis(g, x, -shift, END, -2)
+                x = concat(g, -2, ends[0], x, ends[1])
+                geometry = Chunks.of(g, x, self.multiple * GROUP)
             with g.scope(f"block{i}"):
                 place = f"{self.name}.transformers.{i}"
                 x = block(g, x, self.tensors, place, side, geometry, sinusoidal=i >= plain)
-        return slice_axis(g, x, shift, -shift, 0) if chunks else x
+        return slice_axis(g, x, shift, -shift, -2) if chunks else x

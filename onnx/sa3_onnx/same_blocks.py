@@ -1,9 +1,9 @@
 """The transformer blocks of SAME, in chunks (SAME-S) or behind a sliding window (SAME-L).
 
-Knows: a block, its differential attention, which tokens see which. Doesn't know: audio, latents.
+Knows: a block, its norms and projections, its feed-forward layer. Doesn't know: audio, latents,
+which tokens see which (see sa3_onnx.same_attention).
 
-Tokens are [tokens, dim] between the nodes, in groups of 17 per latent. Rotations are relative, so
-positions are counted inside a chunk or a window: tables stay small and no angle is large.
+Tokens of dim (`vocabulary.tokens`) lie between the nodes, in groups of 17 per latent.
 
 Precision: rotations and the argument of sin(πx) are FP32, everything else is of the trunk type.
 Measured on random models of 6 (S) and 12 blocks (L) with every rounding emulated, FP32 for every
@@ -13,8 +13,8 @@ L in FP16 43.6), and an FP32 residual stream gains under 2 dB for twice the traf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,9 @@ from numpy.typing import NDArray
 
 from sa3_models.checkpoint import Tensors
 from sa3_models.config import CoderConfig
-from sa3_models.geometry import STRIDE
 from sa3_onnx.author import Author, Tensor
+from sa3_onnx.same_attention import Chunks, Rows, Windows, neighbours
 from sa3_onnx.vocabulary import (
-    attention,
-    axis_length,
-    concat,
     derived,
     linear,
     matmul,
@@ -35,119 +32,15 @@ from sa3_onnx.vocabulary import (
     rotary,
     rotary_tables,
     silu,
-    slice_axis,
     split,
+    tokens,
     transpose,
 )
 
-__all__ = ["END", "GROUP", "Chunks", "Windows", "block", "whole_groups"]
+__all__ = ["block"]
 
-GROUP = STRIDE + 1  # tokens per latent: 16 patches and the latent's own
-_HIDDEN = -1e4  # added to the score of a key that must not be seen; finite in float16, even twice
 _GAINS = ("gamma", "beta")
-END = 2**62  # a slice bound beyond every end
-
-Rotate = Callable[[Tensor, int, int, int], Tensor]  # (x [B, H, T, head], H, T, first position)
-
-
-def whole_groups(g: Author, x: Tensor, multiple: int) -> Tensor:
-    """Zero rows behind x [rows, width] up to a multiple of `multiple` rows.
-
-    Appends multiple − 1 rows and cuts by a division: TensorRT bounds that far better than a
-    remainder of a remainder, for which it reserves 2.5 times the memory.
-    """
-    if multiple == 1:
-        return x
-    rows = axis_length(g, x, 0)
-    more = g.op("Pad", x, g.ints(0, 0, multiple - 1, 0))
-    chunks = g.op("Div", g.op("Add", rows, g.ints(multiple - 1)), g.ints(multiple))
-    return slice_axis(g, more, 0, g.op("Mul", chunks, g.ints(multiple)), 0)
-
-
-@dataclass(frozen=True)
-class Chunks:
-    """Chunks of `tokens` tokens, blind to each other; the token count is a multiple of it."""
-
-    tokens: int
-
-    def attend(self, g: Author, qk: Tensor, v: Tensor, side: CoderConfig, rotate: Rotate) -> Tensor:
-        """Both attentions of a block.
-
-        Args:
-            g: the graph.
-            qk: [tokens, 4·heads, head]: q, q2, k, k2, normed and scaled, not yet rotated.
-            v: [tokens, heads·head].
-            side: sizes.
-            rotate: the rotary embedding.
-
-        Returns:
-            [B, 2·heads, T, head]: the first attention's heads, then the second's.
-        """
-        heads, head = side.heads, side.head_dim
-        qk = transpose(g, reshape(g, qk, -1, self.tokens, 4 * heads, head), 0, 2, 1, 3)
-        q, k = split(g, rotate(qk, 4 * heads, self.tokens, 0), [2 * heads] * 2, axis=1)
-        v = transpose(g, reshape(g, v, -1, self.tokens, heads, head), 0, 2, 1, 3)
-        return attention(g, q, k, concat(g, 1, v, v))
-
-
-@dataclass(frozen=True)
-class Windows:
-    """A sliding window of `reach` groups to each side, as attention of blocks to wider blocks.
-
-    `block` groups of queries attend to themselves and to `reach` groups before and after them. A
-    constant band says which of those lie within reach of each query; a row per block hides the
-    groups that lie outside the sequence.
-
-    Attributes:
-        block: groups of queries, at least `reach`; the group count is a multiple of it.
-        reach: groups seen to either side.
-        mask: what is added to the scores [B, 1, queries, keys], made by `of`.
-    """
-
-    block: int
-    reach: int
-    mask: Tensor = field(repr=False, compare=False)
-
-    @classmethod
-    def of(cls, g: Author, groups: Tensor, block: int, reach: int) -> Windows:
-        """Windows over `groups` groups (int64 [1]), before they are padded to whole blocks."""
-        real = g.op("Expand", g.constant(np.ones((1, 1))), concat(g, 0, groups, g.ints(1)))
-        real = reshape(g, whole_groups(g, real, block), -1, block, 1)
-        real = _with_halo(g, real, block, reach)  # 1 or 0 per block and group
-        hidden = g.op("Mul", g.op("Sub", real, 1.0), -_HIDDEN)
-        hidden = g.op("Mul", hidden, g.constant(np.ones((1, 1, GROUP))))
-        queries, keys = block * GROUP, (block + 2 * reach) * GROUP
-        distance = np.arange(keys) - reach * GROUP - np.arange(queries)[:, None]
-        band = np.where(abs(distance) <= reach * GROUP, 0.0, _HIDDEN)
-        row = reshape(g, hidden, -1, 1, 1, keys)
-        return cls(block, reach, g.op("Add", row, g.constant(band)))
-
-    def attend(self, g: Author, qk: Tensor, v: Tensor, side: CoderConfig, rotate: Rotate) -> Tensor:
-        """As in Chunks."""
-        heads, head = side.heads, side.head_dim
-        queries, halo = self.block * GROUP, self.reach * GROUP
-        keys = queries + 2 * halo
-        q, k = split(g, qk, [2 * heads] * 2, axis=1)
-        q = transpose(g, reshape(g, q, -1, queries, 2 * heads, head), 0, 2, 1, 3)
-        kv = concat(g, 1, reshape(g, k, -1, 2 * side.dim), v)
-        kv = _with_halo(g, reshape(g, kv, -1, queries, 3 * side.dim), queries, halo)
-        kv = transpose(g, reshape(g, kv, -1, keys, 3 * heads, head), 0, 2, 1, 3)
-        k, v = split(g, kv, [2 * heads, heads], axis=1)
-        q = rotate(q, 2 * heads, queries, halo)
-        k = rotate(k, 2 * heads, keys, 0)
-        return attention(g, q, k, concat(g, 1, v, v), mask=self.mask)
-
-
-def _with_halo(g: Author, x: Tensor, size: int, halo: int) -> Tensor:
-    """Blocks [B, size, width] with rows of their neighbours: [B, halo + size + halo, width].
-
-    Beyond the first and the last block lie zeros. No slice is ever empty.
-    """
-    tail = slice_axis(g, x, size - halo, size, 1)
-    before = slice_axis(g, g.op("Pad", tail, g.ints(1, 0, 0, 0, 0, 0)), 0, -1, 0)
-    head = slice_axis(g, x, 0, halo, 1)
-    after = slice_axis(g, g.op("Pad", head, g.ints(0, 0, 0, 1, 0, 0)), 1, END, 0)
-    return concat(g, 1, before, x, after)
+Array = NDArray[Any]
 
 
 def block(
@@ -160,7 +53,7 @@ def block(
     *,
     sinusoidal: bool,
 ) -> Tensor:
-    """One transformer block: x [tokens, dim] → [tokens, dim].
+    """One transformer block over tokens x of dim.
 
     Args:
         g: the graph.
@@ -171,32 +64,72 @@ def block(
         geometry: which tokens see which.
         sinusoidal: gate the feed-forward layer with sin(πx) instead of SiLU.
     """
-    dim, attn, ff = side.dim, f"{name}.self_attn", f"{name}.ff.ff"
-    qkv, proj = f"{attn}.to_qkv", f"{ff}.0.proj"
-    q, k, v, q2, k2 = ((i * dim, (i + 1) * dim) for i in range(5))
-    inner = tensors.shape(f"{ff}.2.weight")[1]
-    inv_freq = tensors.read(f"{name}.rope.inv_freq")
-
-    def rotate(x: Tensor, heads: int, count: int, start: int) -> Tensor:
-        cos, sin = rotary_tables(inv_freq, np.arange(start, start + count))
-        with g.fp32():
-            tables = g.constant(cos), g.constant(sin)
-        return rotary(g, x, *tables, half=len(inv_freq), head=side.head_dim, heads=heads)
-
+    attn, ff = f"{name}.self_attn", f"{name}.ff.ff"
+    proj, inner = f"{ff}.0.proj", tensors.shape(f"{ff}.2.weight")[1]
     norm = _Norm(g, x, tensors, f"{name}.pre_norm")
-    # q, q2, k, k2 side by side share one norm and one rotation; v is a product of its own, because
-    # cutting one result in two would copy it
-    qk = norm.linear(qkv, rows=[q, q2, k, k2], label="qk", factor=_alphas(tensors, attn, dim))
-    qk = _head_norm(g, qk, tensors, attn, side)
-    both = geometry.attend(g, qk, norm.linear(qkv, rows=[v], label="v"), side, rotate)
-    first, second = split(g, both, [side.heads] * 2, axis=1)
-    h = transpose(g, g.op("Sub", first, second), 0, 2, 1, 3)
-    x = g.op("Add", x, linear(g, reshape(g, h, -1, dim), tensors, f"{attn}.to_out"))
+    attention = _attention_of_rows if g.lowering == "operators" else _attention
+    h = attention(norm, attn, side, geometry, tensors.read(f"{name}.rope.inv_freq"))
+    x = g.op("Add", x, linear(g, tokens(g, h, side.dim), tensors, f"{attn}.to_out"))
     norm = _Norm(g, x, tensors, f"{name}.ff_norm")
     value = norm.linear(proj, rows=[(0, inner)], label="value")
     gate = norm.linear(proj, rows=[(inner, 2 * inner)], label="gate")
     h = g.op("Mul", value, _sine(g, gate) if sinusoidal else silu(g, gate))
     return g.op("Add", x, linear(g, h, tensors, f"{ff}.2"))
+
+
+def _attention(
+    norm: _Norm, name: str, side: CoderConfig, geometry: Chunks | Windows, inv_freq: Array
+) -> Tensor:
+    """Differential attention `name` of a norm, before its output layer: [B, T, heads, head].
+
+    q, q2, k, k2 side by side share one norm and one rotation; v is a product of its own, because
+    cutting one result in two would copy it.
+    """
+    g, heads, (q, k, v) = norm.g, side.heads, _rows(side)
+
+    def rotate(x: Tensor, count: int, start: int) -> Tensor:
+        cos, sin = rotary_tables(inv_freq, np.arange(start, start + count))
+        with g.fp32():
+            tables = g.constant(cos), g.constant(sin)
+        return rotary(g, x, *tables, half=len(inv_freq), head=side.head_dim)
+
+    norms = [_HeadNorm.of(norm.tensors, name, which, side) for which in "qk"]
+    alphas = np.repeat([n.alpha for n in norms], 2 * side.dim)
+    qk = norm.linear(f"{name}.to_qkv", rows=q + k, label="qk", factor=alphas)
+    gamma = np.repeat([n.gamma for n in norms], 2 * heads, axis=0)
+    beta = np.repeat([n.beta for n in norms], 2 * heads, axis=0)
+    qk = _dynamic_tanh(g, reshape(g, qk, -1, 4 * heads, side.head_dim), gamma, beta)
+    values = norm.linear(f"{name}.to_qkv", rows=v, label="v")
+    both = geometry.attend(g, qk, values, side, rotate)
+    first, second = split(g, both, [heads] * 2, axis=1)
+    return transpose(g, g.op("Sub", first, second), 0, 2, 1, 3)
+
+
+def _attention_of_rows(
+    norm: _Norm, name: str, side: CoderConfig, geometry: Chunks | Windows, inv_freq: Array
+) -> Tensor:
+    """The same with operators: [B, T, dim]; queries and keys are products of their own too."""
+    g, heads, (q, k, v) = norm.g, 2 * side.heads, _rows(side)
+    within = neighbours(len(inv_freq), side.head_dim)
+    order = np.arange(2 * side.dim).reshape(heads, side.head_dim)[:, within].reshape(-1)
+
+    def normed(which: str, rows: Sequence[tuple[int, int]]) -> Tensor:
+        n = _HeadNorm.of(norm.tensors, name, which, side)
+        x = norm.linear(f"{name}.to_qkv", rows=rows, label=which, factor=n.alpha, order=order)
+        gamma, beta = (np.tile(part[within], heads) for part in (n.gamma, n.beta))
+        return _dynamic_tanh(g, x, gamma, beta)
+
+    values = norm.linear(f"{name}.to_qkv", rows=v, label="v")
+    layout = Rows(heads, side.head_dim, inv_freq)
+    y = geometry.attend_rows(g, normed("q", q), normed("k", k), values, layout)
+    first, second = split(g, y, [side.dim] * 2)
+    return g.op("Sub", first, second)
+
+
+def _rows(side: CoderConfig) -> list[list[tuple[int, int]]]:
+    """Rows of to_qkv (q, k, v, q2, k2) that give both queries, both keys, and the values."""
+    q, k, v, q2, k2 = ((i * side.dim, (i + 1) * side.dim) for i in range(5))
+    return [[q, q2], [k, k2], [v]]
 
 
 class _Norm:
@@ -215,53 +148,56 @@ class _Norm:
         *,
         rows: Sequence[tuple[int, int]],
         label: str,
-        factor: NDArray[Any] | float = 1.0,
+        factor: Array | float = 1.0,
+        order: NDArray[np.int64] | slice = slice(None),
     ) -> Tensor:
-        """Outputs `rows` of a linear layer of the norm, in that order, times `factor` [out]."""
+        """Outputs `rows` of a linear layer of the norm, times `factor` (a number or [out]).
+
+        They come in the given order, or as `order` [out] picks them from it, before `factor`.
+        """
         gamma, beta = (self.tensors.read(f"{self.name}.{p}").astype(np.float64) for p in _GAINS)
 
         def picked(part: str) -> NDArray[np.float64]:
             pieces = [self.tensors.read(f"{name}.{part}", *span) for span in rows]
-            return np.concatenate(pieces).astype(np.float64)
+            return np.concatenate(pieces)[order].astype(np.float64)
 
         def weight() -> NDArray[np.float64]:
             return (picked("weight") * gamma).T * factor
 
         def bias() -> NDArray[np.float64]:
             own = picked("bias") if f"{name}.bias" in self.tensors else 0.0
-            return np.asarray((picked("weight") @ beta + own) * factor)
+            return np.reshape((picked("weight") @ beta + own) * factor, (1, -1))
 
         out = sum(stop - start for start, stop in rows)
         shape = (self.tensors.shape(f"{name}.weight")[1], out)
         place = f"{name}.{label}"
         w = derived(self.g, f"{place}.weight", shape, weight)
-        return matmul(self.g, self.t, w, derived(self.g, f"{place}.bias", (out,), bias))
+        return matmul(self.g, self.t, w, derived(self.g, f"{place}.bias", (1, out), bias))
 
 
-def _alphas(tensors: Tensors, name: str, dim: int) -> NDArray[np.float64]:
-    """Alpha of the query and key norms for each row of q, q2, k, k2: [4·dim]."""
-    alphas = [float(tensors.read(f"{name}.{n}_norm.alpha")[0]) for n in "qk"]
-    return np.repeat(np.array(alphas), 2 * dim)
+@dataclass(frozen=True)
+class _HeadNorm:
+    """DynamicTanh of queries or keys, head_dim^-½ folded into the queries'.
 
-
-def _head_norm(g: Author, qk: Tensor, tensors: Tensors, name: str, side: CoderConfig) -> Tensor:
-    """What is left of q's and k's norms: [tokens, 4·dim] → [tokens, 4·heads, head].
-
-    alpha lies in the weights before it; head_dim^-½ is folded into q's gamma and beta.
+    alpha is a number and goes into the weights before the norm; gamma and beta are [head].
     """
-    gamma, beta = (
-        np.repeat(
-            [
-                tensors.read(f"{name}.q_norm.{part}") * side.head_dim**-0.5,
-                tensors.read(f"{name}.k_norm.{part}"),
-            ],
-            2 * side.heads,
-            axis=0,
+
+    alpha: float
+    gamma: Array
+    beta: Array
+
+    @classmethod
+    def of(cls, tensors: Tensors, name: str, which: str, side: CoderConfig) -> _HeadNorm:
+        alpha, gamma, beta = (
+            tensors.read(f"{name}.{which}_norm.{part}") for part in ("alpha", *_GAINS)
         )
-        for part in _GAINS
-    )
-    t = g.op("Tanh", reshape(g, qk, -1, 4 * side.heads, side.head_dim))
-    return g.op("Add", g.op("Mul", t, g.constant(gamma)), g.constant(beta))
+        scale = side.head_dim**-0.5 if which == "q" else 1.0
+        return cls(float(alpha[0]), gamma * scale, beta * scale)
+
+
+def _dynamic_tanh(g: Author, x: Tensor, gamma: Array, beta: Array) -> Tensor:
+    """gamma·tanh(x) + beta."""
+    return g.op("Add", g.op("Mul", g.op("Tanh", x), g.constant(gamma)), g.constant(beta))
 
 
 def _sine(g: Author, x: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ def matrix(
 
 
 def matmul(g: Author, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x·weight + bias: x [..., in], weight [in, out], bias [out]."""
+    """x·weight + bias: x [..., in], weight [in, out], bias [1, out] (see `tokens`)."""
     y = g.op("MatMul", x, weight)
     return y if bias is None else g.op("Add", y, bias)
 
@@ -142,7 +142,7 @@ def linear(
     bias = tensors.read(f"{name}.bias")
     if rows is not None:
         bias = np.concatenate([bias[start:stop] for start, stop in rows])
-    return matmul(g, x, weight, g.constant(bias))
+    return matmul(g, x, weight, g.constant(bias[None]))
 
 
 # -- norms and activations --------------------------------------------------------------------
@@ -204,19 +204,16 @@ def rotary_tables(inv_freq: Array, positions: Array) -> tuple[Array, Array]:
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
 
-def rotary(
-    g: Author, x: Tensor, cos: Tensor, sin: Tensor, *, half: int, head: int, heads: int = 0
-) -> Tensor:
+def rotary(g: Author, x: Tensor, cos: Tensor, sin: Tensor, *, half: int, head: int) -> Tensor:
     """Rotate the first 2·half dims of every head by halves in FP32; the rest stays as it is.
 
     Args:
         g: the graph.
-        x: [B, H, T, head].
+        x: [B, H, T, head]; with operators B is one.
         cos: float32 [1, T, half].
         sin: as cos.
         half: pairs that turn.
         head: width of a head.
-        heads: H, needed only if B is not one (chunks, windows).
 
     Returns:
         float32, shape of x.
@@ -224,10 +221,7 @@ def rotary(
     rest = head - 2 * half
     with g.fp32():
         if g.lowering == "operators":
-            # the batch joins the heads, so that one table serves every chunk
-            flat = reshape(g, x, 1, -1, 0, head) if heads else x
-            y = g.op("RotaryEmbedding", flat, cos, sin, rotary_embedding_dim=2 * half)
-            return reshape(g, y, -1, heads, 0, head) if heads else y
+            return g.op("RotaryEmbedding", x, cos, sin, rotary_embedding_dim=2 * half)
         first, second, *others = split(g, x, [half, half, *([rest] if rest else [])])
         turned = (
             g.op("Sub", g.op("Mul", first, cos), g.op("Mul", second, sin)),
@@ -296,7 +290,8 @@ def tokens(g: Author, x: Tensor, width: int) -> Tensor:
 
     A linear layer with bias of two axes becomes one Gemm in ONNX Runtime: right for the CPU, but
     its CUDA kernel first writes the bias to every row (a tenth of a long step), which MatMul and
-    Add of three axes do not. Count axes from the end: tokens are axis −2.
+    Add of three axes do not. They stay apart if the bias is [1, out]: one of a single axis is
+    fused all the same as soon as the length is known. Count axes from the end: tokens are −2.
     """
     if g.lowering == "operators" and g.precision != "fp32":
         return reshape(g, x, 1, -1, width)

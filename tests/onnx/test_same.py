@@ -20,7 +20,7 @@ from sa3_models.tiny import model_config, write_checkpoint
 from sa3_onnx.author import Author
 from sa3_onnx.emulate import emulated
 from sa3_onnx.same import author_decoder, author_encoder
-from sa3_onnx.same_blocks import GROUP, Windows, whole_groups
+from sa3_onnx.same_attention import GROUP, Rows, Windows, neighbours, whole_groups
 from sa3_onnx.vocabulary import axis_length, reshape, rotary, rotary_tables, slice_axis, transpose
 
 from .twins import layers
@@ -182,7 +182,7 @@ def test_chunks_of_an_odd_number_of_latents_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reach", [1, 2])
-@pytest.mark.parametrize("block", [2, 8, 15])
+@pytest.mark.parametrize("block", [2, 6, 8, 15])
 def test_the_sliding_window_equals_full_masked_attention(
     tmp_path: Path, block: int, reach: int, lowering: str
 ) -> None:
@@ -197,20 +197,28 @@ def test_the_sliding_window_equals_full_masked_attention(
     windows = Windows.of(g, groups, block, reach)
     side = type("Side", (), {"heads": heads, "head_dim": head, "dim": heads * head})
 
-    def rotate(y, count, positions, start):
+    def rotate(y, positions, start):
         cos, sin = map(g.constant, rotary_tables(inv_freq, np.arange(start, start + positions)))
-        return rotary(g, y, cos, sin, half=half, head=head, heads=count)
+        return rotary(g, y, cos, sin, half=half, head=head)
 
-    width = 4 * heads * head
-    qk = reshape(g, slice_axis(g, rows, 0, width, 1), -1, 4 * heads, head)
-    y = windows.attend(g, qk, slice_axis(g, rows, width, 2**62, 1), side, rotate)
-    y = reshape(g, transpose(g, y, 0, 2, 1, 3), -1, 2 * heads * head)
+    width, order = 2 * heads * head, np.arange(head)
+    v = slice_axis(g, rows, 2 * width, 2**62, 1)
+    if lowering == "operators":
+        q, k = (slice_axis(g, rows, i * width, (i + 1) * width, 1) for i in range(2))
+        y = windows.attend_rows(g, q, k, v, Rows(2 * heads, head, inv_freq))
+        order = neighbours(half, head)
+    else:
+        qk = reshape(g, slice_axis(g, rows, 0, 2 * width, 1), -1, 4 * heads, head)
+        y = transpose(g, windows.attend(g, qk, v, side, rotate), 0, 2, 1, 3)
+    y = reshape(g, y, -1, width)
     y = slice_axis(g, y, 0, g.op("Mul", groups, g.ints(GROUP)), 0)
     g.output("y", y, "float32", ("tokens", 2 * heads * head))
     run = runner(g, tmp_path)
     for length in (1, 2, 3, 13, 16, 31, 53):
         values = np.tanh(noise(length, GROUP * 5 * heads * head))
         wide = values.reshape(length * GROUP, 5, heads * head).astype(np.float64)
+        queries_keys = values.reshape(length * GROUP, 5, heads, head)[:, :4]
+        queries_keys[...] = queries_keys[..., order]
         q, q2, k, k2, v = (layers.heads(wide[:, i], heads) for i in range(5))
         q, q2, k, k2 = (layers.rotary(part, inv_freq) for part in (q, q2, k, k2))
         near = abs(np.arange(len(wide))[:, None] - np.arange(len(wide))) <= reach * GROUP
