@@ -150,7 +150,7 @@ def centroid_hz(x: Signal, rate: int) -> float:
 
 
 def strongest_notes(x: Signal, rate: int, count: int = 3) -> list[float]:
-    """Frequencies of the strongest spectral peaks below 700 Hz that are a semitone apart, rising."""
+    """Frequencies of the strongest peaks below 700 Hz, a semitone apart at least, rising."""
     x = loudest_window(x, rate, 0.6)
     f, power = spectrum(np.pad(x, (0, 4 * rate - len(x))) if len(x) < 4 * rate else x, rate)
     x_power = np.where((f > 100) & (f < 700), power, 0.0)

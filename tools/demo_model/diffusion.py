@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from tools.demo_model.model import StableAudio
@@ -119,7 +120,7 @@ def sample(
     context, bias = model.context(text(ids, mask), mask, vector)
     local = torch.zeros(shape[0], shape[1] + 1, length, device=device)
     times, x = schedule(steps).tolist(), fresh()
-    for now, then in zip(times[:-1], times[1:], strict=True):
+    for now, then in pairwise(times):
         t = torch.full((shape[0],), now, device=device)
         d = x - now * model.dit(x, t, context, vector, local, None, bias)
         if cfg != 1.0:

@@ -105,6 +105,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """X [..., dim], dtype kept."""
         return F.rms_norm(x.float(), self.gamma.shape, self.gamma, self.eps).to(x.dtype)
 
 
@@ -118,6 +119,7 @@ class DynamicTanh(nn.Module):
         self.beta = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor) -> Tensor:
+        """X [..., dim], dtype kept."""
         return (self.gamma * torch.tanh(self.alpha * x) + self.beta).to(x.dtype)
 
 
@@ -129,6 +131,7 @@ class GatedProjection(nn.Module):
         self.proj = nn.Linear(dim, inner * 2)
 
     def forward(self, x: Tensor) -> Tensor:
+        """X [..., dim] → [..., inner]."""
         value, gate = self.proj(x).chunk(2, dim=-1)
         return value * F.silu(gate)
 
@@ -143,6 +146,7 @@ class FeedForward(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """X [..., dim] → the same shape."""
         return self.ff(x)
 
 
@@ -161,6 +165,7 @@ class DifferentialAttention(nn.Module):
         self.k_norm = DynamicTanh(head_dim)
 
     def forward(self, x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+        """X [chunks, 34, dim] → the same shape."""
         q, k, v, q2, k2 = (heads(part, self.head_dim) for part in self.to_qkv(x).chunk(5, dim=-1))
         q = rotate(self.q_norm(torch.cat([q, q2], dim=1)), table)  # both in one go
         k = rotate(self.k_norm(torch.cat([k, k2], dim=1)), table)
@@ -196,6 +201,7 @@ class NormedConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
+        """X [B, inputs, T] → [B, outputs, T]."""
         weight = self.weight_g * self.weight_v / self.weight_v.norm(dim=(1, 2), keepdim=True)
         return F.conv1d(x, weight, self.bias, padding=self.weight_v.shape[-1] // 2)
 
@@ -287,9 +293,11 @@ class SoftNorm(nn.Module):
         self.register_buffer("running_std", torch.ones(1))
 
     def encode(self, x: Tensor) -> Tensor:
+        """X [B, C, L] → latents, float32."""
         return (x.float() * self.scaling_factor + self.bias) / self.running_std
 
     def decode(self, latents: Tensor) -> Tensor:
+        """Latents [B, C, L] → what the decoder takes."""
         return latents * self.running_std
 
 
@@ -297,6 +305,8 @@ class SoftNorm(nn.Module):
 
 
 class SelfAttention(nn.Module):
+    """Rotary self-attention, q and k normed per head."""
+
     def __init__(self, dim: int, head_dim: int) -> None:
         super().__init__()
         self.head_dim = head_dim
@@ -306,12 +316,15 @@ class SelfAttention(nn.Module):
         self.k_norm = RMSNorm(head_dim, 1e-6)
 
     def forward(self, x: Tensor, table: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        """X [B, T, dim] → the same shape; mask is added to the logits."""
         q, k, v = (heads(part, self.head_dim) for part in self.to_qkv(x).chunk(3, dim=-1))
         q, k = rotate(self.q_norm(q), table), rotate(self.k_norm(k), table)
         return self.to_out(merge(attend(q, k, v, mask)))
 
 
 class CrossAttention(nn.Module):
+    """Attention to the context, q and k normed per head, no rotation."""
+
     def __init__(self, dim: int, head_dim: int) -> None:
         super().__init__()
         self.head_dim = head_dim
@@ -322,6 +335,7 @@ class CrossAttention(nn.Module):
         self.k_norm = RMSNorm(head_dim, 1e-6)
 
     def forward(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
+        """X [B, T, dim] looks at context [B, S, dim]; mask is added to the logits."""
         q = self.q_norm(heads(self.to_q(x), self.head_dim))
         k, v = (heads(part, self.head_dim) for part in self.to_kv(context).chunk(2, dim=-1))
         return self.to_out(merge(attend(q, self.k_norm(k), v, mask)))
@@ -366,6 +380,8 @@ class DiTBlock(nn.Module):
 
 
 class Transformer(nn.Module):
+    """The blocks of the DiT and what they share."""
+
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         dim = sizes.dim
@@ -453,10 +469,12 @@ class StableAudio(nn.Module):
 
     @property
     def dit(self) -> DiT:
+        """The diffusion transformer."""
         return self.model.model
 
     @property
     def autoencoder(self) -> Autoencoder:
+        """The autoencoder."""
         return self.pretransform.model
 
     def seconds_vector(self, seconds: Tensor) -> Tensor:

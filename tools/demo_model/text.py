@@ -16,11 +16,14 @@ class GemmaNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor) -> Tensor:
+        """X [..., dim] → float32."""
         scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
         return x.float() * scale * (1 + self.weight)
 
 
 class TextAttention(nn.Module):
+    """Bidirectional rotary attention with capped logits."""
+
     def __init__(self, dim: int, head_dim: int) -> None:
         super().__init__()
         self.head_dim = head_dim
@@ -30,6 +33,7 @@ class TextAttention(nn.Module):
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
     def forward(self, x: Tensor, table: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        """X [B, T, dim] → the same shape; mask [B, T], 1 = token."""
         q, k, v = (
             heads(part(x), self.head_dim) for part in (self.q_proj, self.k_proj, self.v_proj)
         )
@@ -40,6 +44,8 @@ class TextAttention(nn.Module):
 
 
 class TextMlp(nn.Module):
+    """Gated feed-forward with tanh-GELU."""
+
     def __init__(self, dim: int, inner: int) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(dim, inner, bias=False)
@@ -47,10 +53,13 @@ class TextMlp(nn.Module):
         self.down_proj = nn.Linear(inner, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """X [B, T, dim] → the same shape."""
         return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
 
 
 class TextLayer(nn.Module):
+    """One layer: norms before and after attention and feed-forward."""
+
     def __init__(self, dim: int, head_dim: int, inner: int) -> None:
         super().__init__()
         self.pre_self_attn_layernorm = GemmaNorm(dim)
@@ -61,6 +70,7 @@ class TextLayer(nn.Module):
         self.post_feedforward_layernorm = GemmaNorm(dim)
 
     def forward(self, x: Tensor, table: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        """X [B, T, dim] → the same shape."""
         h = self.self_attn(self.pre_self_attn_layernorm(x), table, mask)
         x = x + self.post_self_attn_layernorm(h)
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
@@ -84,6 +94,7 @@ class TextEncoder(nn.Module):
         self.rotary = [Rotary(head_dim)]  # in a list: not stored, as in the published file
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Ids and mask [B, T] → [B, T, dim]."""
         encoder = self.model.encoder
         x = encoder.embed_tokens(ids) * encoder.embed_tokens.weight.shape[1] ** 0.5
         table = self.rotary[0].to(ids.device)(ids.shape[1])

@@ -36,6 +36,7 @@ def log(*words: object) -> None:
 
 
 def draw_sounds(seed: int, count: int, free: float = 0.25) -> list[Sound]:
+    """Sounds drawn from one seed."""
     r = Random(seed)
     return [draw(r, free) for _ in range(count)]
 
@@ -60,6 +61,7 @@ def save(model: nn.Module, path: Path, half: bool = True) -> None:
 
 
 def load(model: nn.Module, path: Path) -> None:
+    """Weights of any precision into float32 parameters."""
     model.load_state_dict({k: v.float() for k, v in load_file(path).items()})
 
 

@@ -1,0 +1,96 @@
+"""What the demo model renders is what the prompt says.
+
+Every family of `prompts.families` is rendered and judged by `measures`. The bar of a family is the
+one that the project set for its demo model; `tools/demo_model/listen.py` measures over more seeds,
+and the model card records its numbers. Renders are exactly repeatable, so a test that passes once
+passes always: these fail when the model, an exporter or the runtime changes what is heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from . import measures as m
+from .prompts import NOTES, RATE, SUSTAINED, Case, families, note_hz
+
+FAMILIES = families()
+Play = Callable[..., m.Signal]
+
+
+def judge(play: Play, cases: list[Case], seeds: int = 1) -> tuple[float, str]:
+    """Rate of right answers, and the wrong ones in words."""
+    wrong = []
+    for case in cases:
+        for seed in range(1, seeds + 1):
+            right, value = case.judge(play(case.prompt, case.seconds, seed))
+            if not right:
+                wrong.append(f"{case.prompt!r} with seed {seed}: {value:.3f}")
+    return 1 - len(wrong) / (len(cases) * seeds), "; ".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("family", "seeds", "bar"),
+    [
+        ("tones at notes", 1, 0.9),  # within 30 cents
+        ("tones at frequencies", 1, 0.9),
+        ("struck notes", 1, 0.9),
+        ("chords", 1, 0.9),  # all three notes within 40 cents
+        ("beats", 1, 0.8),  # within 3 % of the tempo, its half or its double
+        ("drums", 4, 0.9),
+        ("loudness", 1, 0.9),
+        ("side", 1, 0.9),
+        ("centre", 1, 0.9),
+        ("length", 2, 0.9),
+        ("direction", 3, 0.9),
+        ("silence", 2, 1.0),
+        ("textures", 2, 0.9),
+    ],
+)
+def test_a_family_of_prompts_is_followed(play: Play, family: str, seeds: int, bar: float) -> None:
+    rate, wrong = judge(play, FAMILIES[family], seeds)
+    assert rate >= bar, wrong
+
+
+def test_a_tone_is_the_right_note_of_the_scale(play: Play) -> None:
+    """Nine in ten. The training sounds stand on the codec's frame grid, up to 18 cents off."""
+    found = {
+        f"{note} {words}": m.note_name(m.pitch_hz(m.mono(play(f"{note} {words}", 1.5)), RATE))
+        for i, words in enumerate(SUSTAINED.values())
+        for note in NOTES[i % 2 :: 2]
+    }
+    flat = {"Eb": "D#"}
+    right = [
+        name == flat.get(prompt.split()[0][:-1], prompt.split()[0][:-1]) + prompt.split()[0][-1]
+        for prompt, name in found.items()
+    ]
+    assert np.mean(right) >= 0.9, found
+
+
+def test_another_seed_is_another_rendering_of_the_same_sound(play: Play) -> None:
+    first, second = (m.mono(play("rain", 2.0, seed)) for seed in (1, 2))
+    assert not np.array_equal(first, second)
+    assert m.similarity(first, second, RATE) > -12
+
+
+def test_a_beat_keeps_its_tempo_within_three_percent_without_a_choice_of_octave(play: Play) -> None:
+    """The strict form: no half or double counts, searched from 55 to 190 beats per minute."""
+    tempi = (80, 100, 120, 140, 160)
+    errors = [
+        abs(m.tempo_bpm(m.mono(play(f"{bpm} bpm kick drum loop", 4.0)), RATE) / bpm - 1)
+        for bpm in tempi
+    ]
+    assert np.mean(np.array(errors) <= 0.03) >= 0.8, errors
+
+
+def test_a_chord_has_the_third_that_was_asked_for(play: Play) -> None:
+    """The energy at the right third exceeds that at the other one by 10 dB at least."""
+    for third, other, quality in ((4, 3, "major"), (3, 4, "minor")):
+        x = m.loudest_window(m.mono(play(f"C {quality} organ chord", 2.0)), RATE, 1.0)
+        right, wrong = (
+            m.share(x, RATE, *(note_hz("C4") * 2 ** ((step + d) / 12) for d in (-0.4, 0.4)))
+            for step in (third, other)
+        )
+        assert right > 10 * wrong
