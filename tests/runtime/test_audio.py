@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import random
+import signal
 import struct
 import wave
 from pathlib import Path
@@ -424,3 +425,27 @@ def test_memory_follows_what_is_there_not_what_the_header_promises(tmp_path):
     (tmp_path / "a.flac").write_bytes(data)
     with contextlib.suppress(UsageError):  # a version of the library may refuse it
         assert read(tmp_path / "a.flac").samples.shape[1] <= 3000
+
+
+def test_a_signal_while_encoding_never_costs_a_piece_of_the_sound(capfd):
+    """The library's callbacks into Python swallow exceptions: 3 of 12 runs wrote broken files."""
+    pcm = np.random.default_rng(1).integers(-9000, 9000, (400_000, 2), np.int16)
+    whole = encode(pcm, 44_100, encoding_for("a.flac"), {})
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    before, interrupted = signal.signal(signal.SIGALRM, interrupt), 0
+    try:
+        for delay in range(1, 21):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, delay / 2000)
+                data = encode(pcm, 44_100, encoding_for("a.flac"), {})
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                assert data == whole
+            except KeyboardInterrupt:
+                interrupted += 1
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted
+    assert capfd.readouterr().err == ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,16 @@ def encode(
     check_encodable(encoding, tags)
     if not encoding.library:
         return wav_bytes(pcm, sample_rate, encoding.name, tags)
+    # libsndfile calls back into Python, where what a signal raises would be lost together with a
+    # piece of the sound; signals only ever reach the main thread
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_encode, pcm, sample_rate, encoding, tags).result()
+
+
+def _encode(
+    pcm: NDArray[np.int16], sample_rate: int, encoding: Encoding, tags: Mapping[str, str]
+) -> bytes:
+    """The complete file by libsndfile, as bytes."""
     import soundfile
 
     samples: NDArray[Any] = pcm
