@@ -129,7 +129,9 @@ def opened_for_reading(path: Path) -> Iterator[BinaryIO]:
     except IsADirectoryError:
         raise UsageError("a sound file is needed, this is a folder", found=str(path)) from None
     except OSError as error:
-        raise UsageError("the sound file cannot be read", found=f"{path}: {error}") from error
+        raise UsageError(
+            "the sound file cannot be read", found=f"{path}: {error.strerror}"
+        ) from error
 
 
 def _load(

@@ -159,7 +159,7 @@ class _Work:
             path = self.manifest.folder / job.name
             if path.exists() and not self.force and not _made_before(path, job.request):
                 raise UsageError("another file is there already", found=job.name, hint="--force")
-            seconds = job.request.seconds or 0.0
+            seconds = min(job.request.seconds or 0.0, session.limits.max_seconds)
             check(path, 2 * samples_for(seconds) * encoding.bytes_per_sample)
             clip = session.render(job.request)
             digest = source_digest(job.request)

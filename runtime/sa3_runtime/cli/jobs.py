@@ -57,12 +57,13 @@ def read_jobs(
 
     suffix = encoding_for(None, form).suffix
     if jobs == "-":
-        text = sys.stdin.buffer.read().decode("utf-8", "replace")
+        text = sys.stdin.buffer.read().decode("utf-8-sig", "replace")
     else:
         try:
             text = Path(jobs).read_text("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError("the jobs cannot be read", found=f"{jobs}: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise UsageError("the jobs cannot be read", found=f"{jobs}: {why}") from error
     lines = text.split("\n")  # not splitlines(): JSON strings may hold other separators
     if not any(line.strip() for line in lines):
         raise UsageError("there are no jobs", found=jobs)
@@ -160,15 +161,17 @@ class Manifest:
         """Keys of rows that are done and whose file is there whole, in any manifest here."""
         found = set()
         for path in self.folder.glob("manifest*.jsonl"):
-            for line in path.read_text("utf-8").splitlines():
+            for line in path.read_bytes().splitlines():
                 try:
                     entry = json.loads(line)
                 except ValueError:
                     continue  # the last line of a killed run
+                if not isinstance(entry, dict):
+                    continue
                 file = self.folder / str(entry.get("file"))
                 whole = file.is_file() and file.stat().st_size == entry.get("bytes")
                 if entry.get("status") == "done" and whole:
-                    found.add(entry["key"])
+                    found.add(entry.get("key"))
         return found
 
     def add(self, entry: Mapping[str, Any]) -> None:

@@ -108,6 +108,15 @@ def test_a_half_written_line_of_the_manifest_costs_nothing_else(batch, jobs, own
     assert "3 skipped" in batch(jobs(*ROWS)).err
 
 
+def test_a_damaged_manifest_stops_nothing(batch, jobs, own_place):
+    batch(jobs(*ROWS))
+    path = own_place / "clips" / "manifest.jsonl"
+    path.write_bytes(b"\xff\xfe\x81\n[1]\n5\n" + path.read_bytes() + b"\x00\x81")
+    ran = batch(jobs(*ROWS))
+    assert ran.code == 0
+    assert "0 made, 3 skipped" in ran.err
+
+
 def test_failures_are_written_down_and_the_rest_goes_on(batch, jobs, own_place):
     rows = [
         "not json",
@@ -208,7 +217,7 @@ def test_a_file_of_jobs_that_cannot_work_is_refused(batch, jobs, own_place, rows
 
 
 def test_jobs_that_cannot_be_read_are_refused(batch, own_place):
-    assert "the jobs cannot be read" in batch("nothing.jsonl").err
+    assert "the jobs cannot be read: nothing.jsonl: No such file" in batch("nothing.jsonl").err
     (own_place / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}')
     assert "the jobs cannot be read" in batch("latin.jsonl").err
 
