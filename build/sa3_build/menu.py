@@ -9,13 +9,13 @@ import click
 
 from sa3_build.flavours import Flavour, default_flavour
 from sa3_build.gpus import local_architectures
-from sa3_build.recipes import DEFAULT_STAGES, precision_of
+from sa3_build.recipes import precision_of
 from sa3_build.wish import Wish
 from sa3_models.catalogue import Model, catalogue
 from sa3_models.errors import Sa3Error
 from sa3_models.paths import engine_dir, export_dir
 from sa3_models.sidecar import Machine, check_engine
-from sa3_models.stages import Stage, stage_file
+from sa3_models.stages import RENDER_STAGES, Stage, stage_file
 
 __all__ = ["ask", "state"]
 
@@ -47,12 +47,12 @@ def ask() -> Wish | None:
     models = list(catalogue().models.values())
     width = max(len(model.name) for model in models) + 2
     click.echo(
-        f"    {'':<{width}}" + "".join(f"{stage!s:<13}" for stage in DEFAULT_STAGES), err=True
+        f"    {'':<{width}}" + "".join(f"{stage!s:<13}" for stage in RENDER_STAGES), err=True
     )
     shown = here[0] if here else "sm_86"
     machine = Machine(flavour.name, flavour.version() or "0", shown)
     for number, model in enumerate(models, 1):
-        cells = "".join(f"{state(model, stage, machine):<13}" for stage in DEFAULT_STAGES)
+        cells = "".join(f"{state(model, stage, machine):<13}" for stage in RENDER_STAGES)
         click.echo(f"{number:>3} {model.name:<{width}}{cells}", err=True)
     answer = click.prompt(
         "Build which? (number, Enter for none)",
@@ -67,7 +67,7 @@ def ask() -> Wish | None:
     if not here:
         arch = (click.prompt("For which architectures?", default=_ELSEWHERE, err=True),)
     model = models[answer - 1]
-    away = state(model, DEFAULT_STAGES[-1], machine) == "missing"
+    away = state(model, RENDER_STAGES[-1], machine) == "missing"
     return Wish(words=(model.name,), arch=arch, source="hub" if away and model.repo else None)
 
 

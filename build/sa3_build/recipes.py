@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sa3_build.profiles import Range
-from sa3_models.stages import DIT_PARTS, Precision, Stage
+from sa3_models.stages import Precision, Stage
 
-__all__ = ["BASE_RSS", "DEFAULT_STAGES", "RECIPES", "Recipe", "estimate", "precision_of"]
-
-DEFAULT_STAGES = (Stage.TEXT, *DIT_PARTS, Stage.ENCODER, Stage.DECODER)
+__all__ = ["BASE_RSS", "RECIPES", "Recipe", "estimate", "precision_of"]
 
 
 @dataclass(frozen=True, slots=True)

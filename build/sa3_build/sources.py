@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sa3_build.onnxfile import OnnxFile, read_onnx
-from sa3_build.recipes import DEFAULT_STAGES, precision_of
+from sa3_build.recipes import precision_of
 from sa3_models.catalogue import Model, catalogue, resolve
 from sa3_models.errors import ArtefactMissing, UsageError
 from sa3_models.paths import export_dir
-from sa3_models.stages import Precision, Stage, stage_file
+from sa3_models.stages import RENDER_STAGES, Precision, Stage, stage_file
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -87,7 +87,7 @@ def pieces_for(
     chosen = models or [_model(DEFAULT_MODEL)]
     found: dict[str, Piece] = {}
     for model in chosen:
-        for stage in stages or DEFAULT_STAGES:
+        for stage in stages or RENDER_STAGES:
             if model.stage_dir(stage):
                 piece = _exported(model, stage, precision, ceiling=ceiling)
                 found.setdefault(piece.name, piece)

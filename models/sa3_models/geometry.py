@@ -10,6 +10,9 @@ import math
 __all__ = [
     "CHANNELS",
     "LATENT_LEN_MAX",
+    "LIMITER_BLOCK",
+    "LIMITER_CEILING",
+    "LIMITER_REACH",
     "PATCH",
     "PCM_PEAK",
     "SAMPLES_PER_LATENT",
@@ -30,6 +33,9 @@ LATENT_LEN_MAX = 4_096  # latent frames the DiT is exported for, 380.4 s
 TEXT_LEN = 256  # prompt tokens, padded
 SECONDS_CONDITION_MAX = 384  # seconds_total is clipped to 0…384 before it conditions the model
 PCM_PEAK = 32_767  # largest int16 magnitude a decoder emits
+LIMITER_CEILING = 0.977  # of full scale, −0.2021 dBFS
+LIMITER_BLOCK = 64  # samples that share one peak
+LIMITER_REACH = 4  # blocks to each side whose peaks hold the gain down
 
 
 def samples_for(seconds: float) -> int:

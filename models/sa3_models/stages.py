@@ -10,7 +10,16 @@ from enum import StrEnum
 
 from sa3_models.geometry import SAMPLES_PER_LATENT
 
-__all__ = ["DIT_PARTS", "Port", "Precision", "Stage", "StageIO", "dynamic_axis", "stage_file"]
+__all__ = [
+    "DIT_PARTS",
+    "RENDER_STAGES",
+    "Port",
+    "Precision",
+    "Stage",
+    "StageIO",
+    "dynamic_axis",
+    "stage_file",
+]
 
 Precision = str  # "fp32" | "fp16" | "bf16" | "fp8"
 
@@ -27,6 +36,7 @@ class Stage(StrEnum):
 
 
 DIT_PARTS = (Stage.DIT_PREPARE, Stage.DIT_STEP)
+RENDER_STAGES = (Stage.TEXT, *DIT_PARTS, Stage.ENCODER, Stage.DECODER)  # in the order of a render
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ def _opened(model: str) -> tuple[Checkpoint, Callable[[Stage], Path]]:
         raise ArtefactMissing(
             f"the checkpoint of {found.name} is not on this machine",
             found=f"nothing in {found.checkpoint}",
-            hint=f"./sa3 pull {found.name} --checkpoint",
+            hint=f"sa3 pull {found.name} --checkpoint",
         )
     return (
         Checkpoint(found.checkpoint),

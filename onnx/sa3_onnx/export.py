@@ -18,25 +18,23 @@ from pathlib import Path
 from sa3_models import __version__
 from sa3_models.checkpoint import Checkpoint
 from sa3_models.errors import BuildFailed, Sa3Error, UsageError
-from sa3_models.stages import DIT_PARTS, Precision, Stage, stage_file
+from sa3_models.files import nearest_folder
+from sa3_models.stages import RENDER_STAGES, Precision, Stage, stage_file
 from sa3_onnx.author import Author, Lowering
 from sa3_onnx.check import CheckReport, check, read_metadata
 
 __all__ = [
-    "DEFAULT_STAGES",
     "EXPORTER",
     "Exported",
     "Job",
     "default_lowering",
     "export",
-    "export_stage",
     "jobs_for",
     "run",
     "stages_of",
 ]
 
 EXPORTER = 3  # raise it when a graph of the same checkpoint changes
-DEFAULT_STAGES = (Stage.TEXT, *DIT_PARTS, Stage.ENCODER, Stage.DECODER)
 PRECISIONS = ("fp32", "fp16", "bf16")
 _SPARE = 64 << 20  # bytes of disk left free
 Progress = Callable[[int, int], None]
@@ -74,7 +72,7 @@ def stages_of(checkpoint: Checkpoint) -> tuple[Stage, ...]:
     """Stages that a checkpoint has weights for, the whole DiT left out (its parts replace it)."""
     if checkpoint.config.dit is None:
         return (Stage.ENCODER, Stage.DECODER)
-    return DEFAULT_STAGES
+    return RENDER_STAGES
 
 
 def default_lowering(precision: Precision) -> Lowering:
@@ -166,24 +164,6 @@ def export(
         ceiling_input=ceiling_input,
     )
     return [done.job.path for done in run(opened, jobs, force=force)]
-
-
-def export_stage(
-    checkpoint: Checkpoint | Path,
-    stage: Stage,
-    precision: Precision,
-    path: Path,
-    *,
-    lowering: Lowering | None = None,
-    ceiling_input: bool = False,
-    progress: Progress | None = None,
-) -> Path:
-    """Export one stage to `path`, whatever lies there; arguments as in `export`."""
-    opened = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-    job = Job(stage, precision, lowering or default_lowering(precision), path, ceiling_input)
-    for _ in run(opened, [job], force=True, progress=lambda _: progress):
-        pass
-    return path
 
 
 def run(
@@ -300,9 +280,7 @@ def _up_to_date(path: Path, metadata: dict[str, str]) -> bool:
 
 def _check_disk(path: Path, size: int) -> None:
     """Refuse before the first byte if the file won't fit beside the one it replaces."""
-    folder = path.parent
-    while not folder.exists():
-        folder = folder.parent
+    folder = nearest_folder(path.parent)
     if not folder.is_dir():
         raise BuildFailed(f"{folder} is not a folder", hint="choose another one with --out")
     free = shutil.disk_usage(folder).free

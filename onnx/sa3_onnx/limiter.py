@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sa3_models.geometry import CHANNELS, PCM_PEAK
+from sa3_models.geometry import CHANNELS, LIMITER_CEILING, PCM_PEAK
+from sa3_models.geometry import LIMITER_BLOCK as _BLOCK
+from sa3_models.geometry import LIMITER_REACH as _REACH
 from sa3_onnx.author import Author, Tensor
 from sa3_onnx.vocabulary import axis_length, reshape, slice_axis, transpose
 
-__all__ = ["CEILING", "author_limiter", "limited_pcm"]
+__all__ = ["author_limiter", "limited_pcm"]
 
-CEILING = 0.977  # of full scale, −0.2021 dBFS
 NAN_SAMPLE = -(2**31)  # what a sample becomes that is not a number: no runtime can miss it
-_BLOCK = 64  # samples that share one peak
-_REACH = 4  # blocks to each side whose peaks hold the gain down
 _LAST = 2**62  # a slice bound beyond every end
 
 
@@ -34,14 +33,14 @@ def limited_pcm(g: Author, audio: Tensor, ceiling: Tensor | None = None) -> Tens
     Args:
         g: the graph.
         audio: [1, 2, S], S a multiple of 64 and at least 64; any floating type.
-        ceiling: float32 scalar in (0, 1]; None bakes in `CEILING`.
+        ceiling: float32 scalar in (0, 1]; None bakes in `LIMITER_CEILING`.
 
     Returns:
         int32 [1, S, 2], within ±32767; a sample that is not finite becomes −2³¹.
     """
     with g.fp32(), g.scope("limiter"):
         blocks = reshape(g, audio, 1, CHANNELS, -1, _BLOCK)
-        limit = g.constant(np.float32(CEILING)) if ceiling is None else ceiling
+        limit = g.constant(np.float32(LIMITER_CEILING)) if ceiling is None else ceiling
         loud = g.op("Mul", blocks, _gain(g, blocks, limit))
         scaled = g.op("Mul", loud, float(PCM_PEAK))
         broken = g.op("IsNaN", scaled, dtype=np.bool_)

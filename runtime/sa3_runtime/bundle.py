@@ -23,7 +23,7 @@ from sa3_models.checkpoint import Checkpoint
 from sa3_models.config import ModelConfig, read_model_config
 from sa3_models.errors import ArtefactMissing, BuildFailed, UsageError
 from sa3_models.inventory import published_graph
-from sa3_models.stages import DIT_PARTS, Precision, Stage, stage_file
+from sa3_models.stages import DIT_PARTS, RENDER_STAGES, Precision, Stage, stage_file
 from sa3_runtime.request import Limits
 from sa3_runtime.stages.graph_file import read_graph_file
 from sa3_runtime.tokenizer import Tokenizer
@@ -31,9 +31,7 @@ from sa3_runtime.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from sa3_models.catalogue import Model
 
-__all__ = ["RENDER_STAGES", "Bundle", "find_bundle"]
-
-RENDER_STAGES = (Stage.TEXT, *DIT_PARTS, Stage.ENCODER, Stage.DECODER)
+__all__ = ["Bundle", "find_bundle"]
 
 
 @dataclass(frozen=True)

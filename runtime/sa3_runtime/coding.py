@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sa3_models.errors import RunFailed, UsageError
-from sa3_models.geometry import CHANNELS, SAMPLES_PER_LATENT
-from sa3_runtime.limiter import CEILING
+from sa3_models.geometry import CHANNELS, LIMITER_CEILING, SAMPLES_PER_LATENT
 from sa3_runtime.plan import Gather, Narrow, Place, RunStage, Step
 from sa3_runtime.windows import split
 
@@ -144,5 +143,5 @@ def _ceiling(
                 hint="export it with --ceiling-input, or leave --limiter-ceiling out",
             )
         return ()
-    draft.input("limiter_ceiling", np.array(ceiling or CEILING, np.float32))
+    draft.input("limiter_ceiling", np.array(ceiling or LIMITER_CEILING, np.float32))
     return (("limiter_ceiling", "limiter_ceiling"),)

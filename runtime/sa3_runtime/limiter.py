@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sa3_models.geometry import PCM_PEAK
+from sa3_models.geometry import LIMITER_BLOCK as BLOCK
+from sa3_models.geometry import LIMITER_CEILING, PCM_PEAK
+from sa3_models.geometry import LIMITER_REACH as REACH
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["CEILING", "limit"]
-
-CEILING = 0.977  # −0.2021 dBFS
-BLOCK = 64  # samples that share one gain
-REACH = 4  # blocks to each side whose peaks hold the gain down
+__all__ = ["limit"]
 
 
-def limit(audio: NDArray[np.float32], ceiling: float = CEILING) -> NDArray[np.int16]:
+def limit(audio: NDArray[np.float32], ceiling: float = LIMITER_CEILING) -> NDArray[np.int16]:
     """Sound under the ceiling as PCM; material already under it only rounds.
 
     Peak of both channels per block of 64 samples, needed gain ceiling/max(peak, ceiling), minimum

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sa3_models.errors import RunFailed, UsageError
-from sa3_models.geometry import PCM_PEAK, SAMPLE_RATE, SAMPLES_PER_LATENT
+from sa3_models.geometry import LIMITER_CEILING, PCM_PEAK, SAMPLE_RATE, SAMPLES_PER_LATENT
 from sa3_models.stages import Stage
 from sa3_runtime.bundle import Bundle, find_bundle
 from sa3_runtime.devices import Device, DeviceOptions, OnProgress, open_device
-from sa3_runtime.limiter import CEILING, limit
+from sa3_runtime.limiter import limit
 from sa3_runtime.plan import RunStage
 from sa3_runtime.planner import Planned, Planner
 from sa3_runtime.request import Chunking, Clip, Limits, Request
@@ -327,7 +327,7 @@ def _sound(outputs: Mapping[str, NDArray[Any]], ceiling: float | None) -> NDArra
         # an integer cast turns what is not a number into −2³¹
         sound = np.isfinite(audio) & (np.abs(audio) < 2**30 / PCM_PEAK)
         broken = audio.size - int(np.count_nonzero(sound))
-        pcm = limit(np.where(sound, audio, np.float32(0)), ceiling or CEILING)
+        pcm = limit(np.where(sound, audio, np.float32(0)), ceiling or LIMITER_CEILING)
     if broken:
         raise RunFailed(
             "the decoder's result isn't sound",

@@ -8,9 +8,9 @@ from sa3_build.architectures import ARCHITECTURES, parse_architectures
 from sa3_build.flavours import FLAVOURS, flavour_named
 from sa3_build.onnxfile import read_onnx
 from sa3_build.profiles import Range, parse_profile, shapes_at
-from sa3_build.recipes import DEFAULT_STAGES, RECIPES, precision_of
+from sa3_build.recipes import RECIPES, precision_of
 from sa3_models.errors import ArtefactMissing, BuildFailed, UsageError
-from sa3_models.stages import Port, Stage
+from sa3_models.stages import RENDER_STAGES, Port, Stage
 
 
 @pytest.mark.parametrize("word", ["sm_86", "sm86", "86", "8.6", "SM_86", " sm_86 ,sm_86"])
@@ -92,11 +92,11 @@ def test_recipes_hold_the_published_profiles():
     assert RECIPES[Stage.DECODER].ranges == (Range(1, 256, 256), Range(1, 1024, 4096))
     assert RECIPES[Stage.ENCODER].ranges == (Range(1, 256, 256), Range(1, 256, 4096))
     assert set(RECIPES) == set(Stage)
-    assert [precision_of(stage, "same-s") for stage in DEFAULT_STAGES] == [*["fp16"] * 3] + [
+    assert [precision_of(stage, "same-s") for stage in RENDER_STAGES] == [*["fp16"] * 3] + [
         "bf16",
         "bf16",
     ]
-    assert {precision_of(stage, "same-l") for stage in DEFAULT_STAGES} == {"fp16"}
+    assert {precision_of(stage, "same-l") for stage in RENDER_STAGES} == {"fp16"}
 
 
 def test_an_unknown_flavour_is_refused_with_those_that_exist():

@@ -21,7 +21,7 @@ from sa3_models.tiny import text_config, write_checkpoint
 from sa3_onnx import export as driver
 from sa3_onnx.check import read_metadata
 from sa3_onnx.cli import export as command
-from sa3_onnx.export import export, export_stage, jobs_for, run
+from sa3_onnx.export import export, jobs_for, run
 
 CONTRACT = {  # docs/architecture.md, but for what prepare hands to step
     "t5gemma": (["input_ids", "attention_mask"], ["hidden_states"]),
@@ -148,7 +148,7 @@ def test_precisions_and_lowerings_have_files_of_their_own(data: Path, tmp_path: 
 
 
 def test_a_file_says_what_it_is(music: Path, tmp_path: Path) -> None:
-    path = export_stage(music, Stage.DECODER, "fp16", tmp_path / "d.onnx", ceiling_input=True)
+    (path,) = export(music, tmp_path, stages=[Stage.DECODER], precision="fp16", ceiling_input=True)
     metadata = read_metadata(path)
     assert metadata["checkpoint"] == Checkpoint(music).fingerprint
     assert (metadata["stage"], metadata["precision"]) == ("dec", "fp16")

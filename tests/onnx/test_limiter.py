@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 import onnx
+from sa3_models.geometry import LIMITER_CEILING as CEILING
 from sa3_models.geometry import SAMPLE_RATE, SAMPLES_PER_LATENT
-from sa3_onnx.limiter import CEILING, author_limiter
+from sa3_onnx.limiter import author_limiter
 
 from .twins import limiter as twin
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sa3_runtime.limiter import CEILING, limit
+from sa3_models.geometry import LIMITER_CEILING as CEILING
+from sa3_runtime.limiter import limit
 
 N = 44_100
 

@@ -12,8 +12,7 @@ import sa3_runtime.stages.ort_cuda as ort_cuda
 import sa3_runtime.stages.tensorrt as tensorrt
 from sa3_models import packages
 from sa3_models.catalogue import resolve
-from sa3_models.stages import DIT_PARTS, Stage, stage_file
-from sa3_runtime.bundle import RENDER_STAGES
+from sa3_models.stages import DIT_PARTS, RENDER_STAGES, Stage, stage_file
 from sa3_runtime.devices import DeviceOptions
 from sa3_runtime.devices.cuda.select import engines_of, select_stages
 

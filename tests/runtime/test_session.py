@@ -344,7 +344,9 @@ def test_a_model_with_a_hole_names_it(
 def test_paths_with_odd_letters_work(make_stub: MakeStub, tmp_path: Path) -> None:
     """CASES 46."""
     with load(make_stub(tmp_path / "Modell für 音 (3)")) as session:
-        session.generate("Dalí — 日本の太鼓 🥁", seconds=0.1)
+        clip = session.generate("Dalí — 日本の太鼓 🥁", seconds=0.1)
+    assert clip.request.prompt == "Dalí — 日本の太鼓 🥁"
+    assert len(clip.pcm) == 4410
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:

@@ -236,8 +236,8 @@ class Run:
 
     def _announce_export(self, model: Model, device: str) -> None:
         """Say that a first use takes longer, where no progress is drawn that shows it."""
-        from sa3_models.stages import DIT_PARTS, Stage
-        from sa3_runtime.bundle import RENDER_STAGES, find_bundle
+        from sa3_models.stages import DIT_PARTS, RENDER_STAGES, Stage
+        from sa3_runtime.bundle import find_bundle
         from sa3_runtime.cli.record import word_of
 
         if device == "cpu" and not self.view.progress:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from sa3_models.packages import tensorrt_version
 from sa3_models.paths import engine_dir
-from sa3_models.stages import DIT_PARTS, Stage, stage_file
-from sa3_runtime.bundle import RENDER_STAGES
+from sa3_models.stages import DIT_PARTS, RENDER_STAGES, Stage, stage_file
 
 if TYPE_CHECKING:
     from sa3_runtime.bundle import Bundle
