@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sa3_models.errors import ArtefactMissing, BuildFailed
+from sa3_models.errors import ArtefactMissing, BuildFailed, first_line
 from sa3_models.files import is_pointer, sha256_of
 from sa3_models.stages import Port
 
@@ -80,7 +80,7 @@ def read_onnx(path: Path) -> OnnxFile:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf raises types of its own, by implementation
         raise BuildFailed(
-            f"{path.name} is not an ONNX model", found=_first_line(error), hint="export it again"
+            f"{path.name} is not an ONNX model", found=first_line(error), hint="export it again"
         ) from error
     if not model.graph.node or not model.opset_import:
         raise BuildFailed(
@@ -187,7 +187,3 @@ def _dtype(number: int) -> str:
     return {"float": "float32", "double": "float64", "float8e4m3fn": "float8_e4m3fn"}.get(
         name, name
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__

@@ -14,6 +14,7 @@ __all__ = [
     "RunFailed",
     "Sa3Error",
     "UsageError",
+    "first_line",
 ]
 
 
@@ -81,3 +82,8 @@ class BatchIncomplete(Sa3Error):
     """Some items of a batch failed; the others are done."""
 
     exit_code = 6
+
+
+def first_line(error: BaseException) -> str:
+    """What a library's exception says, its first line only; its type where it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

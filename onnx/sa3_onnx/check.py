@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sa3_models.errors import BuildFailed
+from sa3_models.errors import BuildFailed, first_line
 from sa3_models.geometry import SAMPLES_PER_LATENT
 from sa3_onnx.emulate import emulated, has_half
 
@@ -52,9 +52,7 @@ def check(path: Path) -> CheckReport:
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except Exception as error:  # the checker has several unrelated exception types
-        raise BuildFailed(
-            f"{path.name} is not a valid graph", found=str(error).strip().splitlines()[0]
-        ) from error
+        raise BuildFailed(f"{path.name} is not a valid graph", found=first_line(error)) from error
     model = onnx.load(str(path), load_external_data=False)
     nodes, half = len(model.graph.node), has_half(model)
     if half:
@@ -160,9 +158,7 @@ def run_in_pieces(
             results = session.run(names, {name: values[name] for name in wanted})
             values.update(zip(names, results, strict=True))
     except Exception as error:  # ONNX Runtime has no common base class
-        raise BuildFailed(
-            f"{path.name} does not run", found=str(error).strip().splitlines()[0]
-        ) from error
+        raise BuildFailed(f"{path.name} does not run", found=first_line(error)) from error
     finally:
         piece_path.unlink(missing_ok=True)
     return {name: values[name] for name in outputs}

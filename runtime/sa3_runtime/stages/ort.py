@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sa3_models.errors import RunFailed, UsageError
+from sa3_models.errors import RunFailed, UsageError, first_line
 from sa3_runtime.stages.graph_file import GraphFile, read_graph_file
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class OrtStage:
         try:
             self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime has no common base class
-            raise RunFailed(f"{path.name} could not be loaded", found=_first_line(error)) from error
+            raise RunFailed(f"{path.name} could not be loaded", found=first_line(error)) from error
 
     def run(
         self,
@@ -138,7 +138,7 @@ class OrtStage:
         except Exception as error:
             raise RunFailed(
                 f"{self.path.name} failed",
-                found=_first_line(error),
+                found=first_line(error),
                 hint="shorter clips and --chunking on need less memory"
                 if "lloc" in str(error)
                 else None,
@@ -164,7 +164,3 @@ def _mapped_data(graph: GraphFile) -> dict[str, mmap.mmap]:
         with path.open("rb") as file:
             mapped[path.name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return mapped
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

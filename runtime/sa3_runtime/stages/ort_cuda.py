@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sa3_models.errors import MachineMismatch, RunFailed
+from sa3_models.errors import MachineMismatch, RunFailed, first_line
 from sa3_models.geometry import LATENT_LEN_MAX, SAMPLES_PER_LATENT
 from sa3_models.stages import Stage, StageIO
 from sa3_runtime.devices.cuda.driver import OutOfDeviceMemory
@@ -215,8 +215,7 @@ def _forget_cuda_error() -> None:
 
 def _explained(what: str, error: Exception) -> RunFailed:
     """ONNX Runtime's error in our words; running out of memory is told apart."""
-    lines = str(error).strip().splitlines()
-    text = lines[0][:400] if lines else type(error).__name__
+    text = first_line(error)[:400]
     if any(sign in str(error).lower() for sign in _MEMORY_SIGNS):
         return OutOfDeviceMemory(
             f"{what}: the GPU is out of memory",
