@@ -16,6 +16,7 @@ from typing import Any
 from sa3_models.errors import ArtefactMissing, BuildFailed, first_line
 from sa3_models.files import is_pointer, sha256_of
 from sa3_models.stages import Port
+from sa3_onnx.patterns import format_name
 
 __all__ = ["OnnxFile", "read_onnx"]
 
@@ -27,7 +28,7 @@ class OnnxFile:
     """Facts of one graph.
 
     operators: (domain, type) → how many, inner graphs included.
-    dtypes: element types anywhere in it ("float32", "bfloat16", "float8_e4m3fn", …).
+    dtypes: element types anywhere in it ("float32", "bfloat16", "float8e4m3fn", …).
     weight_bytes: of all initializers. data: external files, in order of first use.
     metadata: the model's own key-value pairs.
     """
@@ -112,7 +113,7 @@ def read_onnx(path: Path) -> OnnxFile:
         inputs=tuple(_port(info) for info in model.graph.input if info.name not in stored),
         outputs=tuple(_port(info) for info in model.graph.output),
         operators=dict(operators),
-        dtypes=frozenset(_dtype(number) for number in dtypes if number),
+        dtypes=frozenset(format_name(number) for number in dtypes if number),
         weight_bytes=weight_bytes,
         data=tuple(data),
         metadata={row.key: row.value for row in model.metadata_props},
@@ -177,13 +178,4 @@ def _port(info: Any) -> Port:
         axis.dim_value if axis.HasField("dim_value") else axis.dim_param or "?"
         for axis in tensor.shape.dim
     )
-    return Port(info.name, _dtype(tensor.elem_type), shape)
-
-
-def _dtype(number: int) -> str:
-    from onnx import TensorProto
-
-    name: str = TensorProto.DataType.Name(number).lower()
-    return {"float": "float32", "double": "float64", "float8e4m3fn": "float8_e4m3fn"}.get(
-        name, name
-    )
+    return Port(info.name, format_name(tensor.elem_type), shape)

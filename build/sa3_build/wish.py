@@ -134,7 +134,7 @@ def missing(orders: Sequence[Order]) -> list[Order]:
     return [rest for order in orders if (rest := order.missing()) is not None]
 
 
-_FORMATS = {"bf16": frozenset({"bfloat16"}), "fp8": frozenset({"float8_e4m3fn"})}
+_FORMATS = {"bf16": frozenset({"bfloat16"}), "fp8": frozenset({"float8e4m3fn"})}
 
 
 def _targets(wish: Wish, flavour: Flavour) -> tuple[Architecture, ...]:

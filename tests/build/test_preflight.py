@@ -92,8 +92,8 @@ def test_rtx_has_no_data_centre_targets_and_says_which_flavour_has(machine, name
     [
         ("bfloat16", "sm_75,sm_86", "sm_75"),
         ("bfloat16", "sm_80,sm_120", None),
-        ("float8_e4m3fn", "sm_75,sm_86,sm_89", "sm_75, sm_86"),
-        ("float8_e4m3fn", "sm_89,sm_120", None),
+        ("float8e4m3fn", "sm_75,sm_86,sm_89", "sm_75, sm_86"),
+        ("float8e4m3fn", "sm_89,sm_120", None),
         ("float16", "sm_75", None),
     ],
 )
