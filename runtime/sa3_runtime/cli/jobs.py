@@ -159,7 +159,7 @@ class Manifest:
 
     def done(self) -> set[str]:
         """Keys of rows that are done and whose file is there whole, in any manifest here."""
-        found = set()
+        found: set[str] = set()
         for path in self.folder.glob("manifest*.jsonl"):
             for line in path.read_bytes().splitlines():
                 try:
@@ -171,7 +171,7 @@ class Manifest:
                 file = self.folder / str(entry.get("file"))
                 whole = file.is_file() and file.stat().st_size == entry.get("bytes")
                 if entry.get("status") == "done" and whole:
-                    found.add(entry.get("key"))
+                    found.add(str(entry.get("key")))
         return found
 
     def add(self, entry: Mapping[str, Any]) -> None:
