@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[3]
+RATE = 44_100
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,36 @@ def sa3(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 def clip(sa3: Callable[..., Ran], stub: Path) -> Callable[..., Ran]:
     """clip("a prompt", …) makes short clips with the stub model."""
     return lambda *words: sa3("generate", "--model", stub, "--seconds", 0.5, *words)
+
+
+@pytest.fixture
+def no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading a model is a fault: what a test refuses must be refused before."""
+
+    def load(*args: Any, **kw: Any) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("sa3_runtime.session.load", load)
+
+
+@pytest.fixture
+def tone(own_place: Path) -> Path:
+    """Three seconds of 440 Hz as a WAV file."""
+    from sa3_runtime.audio.wav import wav_bytes
+
+    t = np.arange(3 * RATE) / RATE
+    x = np.round(9000 * np.sin(2 * np.pi * 440 * t)).astype(np.int16)
+    path = own_place / "tone.wav"
+    path.write_bytes(wav_bytes(np.stack([x, x], 1), RATE))
+    return path
+
+
+@pytest.fixture
+def pcm_of() -> Callable[[Path], NDArray[np.int16]]:
+    """pcm_of(path) reads a clip as int16 [n, 2]."""
+    from sa3_runtime import audio
+
+    return lambda path: np.round(audio.read(path).samples.T * 32768).astype(np.int16)
 
 
 @pytest.fixture
