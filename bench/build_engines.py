@@ -15,17 +15,17 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from fullsize_checkpoint import present
+
 from sa3_build.build import build_all
 from sa3_build.sources import graph_of
 from sa3_build.wish import Wish, plan
 
-HERE = Path(__file__).resolve().parent
 ARCHITECTURES = ("sm_86", "sm_89", "sm_120")
 SET_SECONDS, RSS_MB = 360, 5_000  # all engines of small-music, one after the other
 SCRATCH_MB = {("dit_step", -1): 450, ("dit_prepare", -1): 450, ("enc", 0): 110, ("dec", 0): 110}
@@ -46,10 +46,7 @@ def main() -> int:
     parser.add_argument("--precision", help="instead of each stage's own")
     parser.add_argument("--keep", action="store_true", help="keep graphs and engines")
     options = parser.parse_args()
-    checkpoint = options.folder / f"{options.model}-checkpoint"
-    if not (checkpoint / "model.safetensors").is_file():
-        script = str(HERE / "fullsize_checkpoint.py")
-        subprocess.run([sys.executable, script, options.model, str(checkpoint)], check=True)
+    checkpoint = present(options.folder, options.model)
     home = options.folder / f"{options.model}-home"
     os.environ["SA3_HOME"] = str(home)
     words = (str(checkpoint), *options.stage)

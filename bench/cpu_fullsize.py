@@ -14,13 +14,11 @@ import json
 import multiprocessing
 import os
 import resource
-import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+from fullsize_checkpoint import present
 
 
 def measure(directory: str, seconds: float, repeat: int, free: bool) -> dict[str, Any]:
@@ -51,10 +49,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, nargs="+", default=[10.0, 30.0])
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
-    checkpoint = options.folder / f"{options.model}-checkpoint"
-    if not (checkpoint / "model.safetensors").is_file():
-        script = str(HERE / "fullsize_checkpoint.py")
-        subprocess.run([sys.executable, script, options.model, str(checkpoint)], check=True)
+    checkpoint = present(options.folder, options.model)
     os.environ.setdefault("SA3_HOME", str(options.folder / "home"))
     context = multiprocessing.get_context("spawn")
     for seconds in options.seconds:

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+from fullsize_checkpoint import present
 
 
 def main() -> None:
@@ -27,10 +27,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--precision", default="fp32")
     options = parser.parse_args()
-    checkpoint = options.folder / f"{options.model}-checkpoint"
-    if not (checkpoint / "model.safetensors").is_file():
-        script = str(HERE / "fullsize_checkpoint.py")
-        subprocess.run([sys.executable, script, options.model, str(checkpoint)], check=True)
+    checkpoint = present(options.folder, options.model)
     out = options.folder / f"{options.model}-{options.precision}"
     command = [sys.executable, "-m", "sa3_onnx", "export", str(checkpoint), "--json", "--force"]
     command += ["--precision", options.precision, "--out", str(out)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import subprocess
 import sys
 import time
 import zlib
@@ -82,6 +83,14 @@ def write(path: Path, shapes: Mapping[str, Sequence[int]], pool: Pool, *, half: 
                 file.write(pool.tensor(label, part).astype(dtype).tobytes())
         file.truncate(base + end)
     return base + end
+
+
+def present(folder: Path, model: str) -> Path:
+    """`<folder>/<model>-checkpoint`, written by a process of its own unless it is there."""
+    checkpoint = folder / f"{model}-checkpoint"
+    if not (checkpoint / "model.safetensors").is_file():
+        subprocess.run([sys.executable, __file__, model, str(checkpoint)], check=True)
+    return checkpoint
 
 
 def main() -> None:
