@@ -127,7 +127,7 @@ class Session:
 
         Args:
             prompt: what to play.
-            seconds: length; None is the source's length when editing, else 30.
+            seconds: length; None is the source's length when editing, else the model's.
             seed: 0 … 2⁶⁴−1; None picks one, and the clip's request tells which.
             clip: index of the clip in a batch that shares a seed.
             steps: sampling steps.
