@@ -6,6 +6,7 @@ Imports nothing heavy.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -17,7 +18,7 @@ from typing import Any, TextIO
 from sa3_models.errors import Sa3Error
 from sa3_models.words import duration, size
 
-__all__ = ["View", "duration", "plain", "prepare_streams", "size"]
+__all__ = ["View", "duration", "plain", "prepare_streams", "silence", "size"]
 
 _COLOURS = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _ASCII = str.maketrans(
@@ -29,13 +30,18 @@ def prepare_streams() -> None:
     """Make the three standard streams usable, whatever the caller closed or set as encoding.
 
     A closed descriptor becomes the null device: otherwise the next file that is opened would get
-    its number, and everything printed would land in it. Letters an encoding lacks are escaped.
+    its number, and everything printed would land in it. So does one that can't be written to: the
+    shell that ran the launcher has opened the launcher itself under the free number. Letters an
+    encoding lacks are escaped.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            if descriptor:
+                os.write(descriptor, b"")
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                silence(descriptor)
     sys.stdin = sys.stdin or Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - lives as long as the process
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as above
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as above
@@ -43,6 +49,14 @@ def prepare_streams() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure:
             reconfigure(errors="backslashreplace")
+
+
+def silence(descriptor: int) -> None:
+    """Send everything written to a descriptor nowhere, also what is still buffered."""
+    null = os.open(os.devnull, os.O_RDWR)
+    if null != descriptor:
+        os.dup2(null, descriptor)
+        os.close(null)
 
 
 def plain(text: str, stream: TextIO) -> str:
@@ -136,7 +150,12 @@ class View:
         if colour:
             head, colon, rest = line.partition(": ")
             line = self.paint(head + colon, colour, sys.stderr) + rest
-        print(line, file=sys.stderr, flush=True)  # noqa: T201 - as in `out`
+        try:
+            print(line, file=sys.stderr, flush=True)  # noqa: T201 - as in `out`
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            silence(sys.stderr.fileno())  # a full disk: nobody can be told, the work goes on
 
 
 def _lively(stream: TextIO) -> bool:

@@ -165,6 +165,18 @@ def test_a_card_without_engines_is_told_the_build(gpus, tmp_path):
     ) in (told("small-music"))
 
 
+def test_a_login_that_cannot_be_read_is_a_warning(monkeypatch):
+    def unreadable():
+        raise NotADirectoryError(20, "Not a directory", "/dev/null/token")
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.get_token", unreadable)
+    found = {check.name: check for check in checks.network()}
+    assert found["token"].status == "WARN"
+    assert "/dev/null/token: Not a directory" in found["token"].said
+    assert found["network"].status == "OK"
+
+
 def test_a_check_that_breaks_does_not_end_the_report(monkeypatch):
     def broken(_):
         raise OSError("odd machine")

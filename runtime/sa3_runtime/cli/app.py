@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import errno
-import os
 import sys
 import tempfile
 import traceback
@@ -22,7 +21,7 @@ from click.shell_completion import CompletionItem
 from sa3_models import __version__
 from sa3_models.errors import RunFailed, Sa3Error, UsageError
 from sa3_runtime.settings import apply_environment
-from sa3_runtime.view import View, prepare_streams
+from sa3_runtime.view import View, prepare_streams, silence
 
 __all__ = ["main", "sa3"]
 
@@ -236,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno == errno.EPIPE:
             return _broken_pipe()
-        return _unforeseen(view, error)
+        return _ended(view, _refused(error))
     except Exception as error:
         return _unforeseen(view, error)
     return result if isinstance(result, int) else 0
@@ -280,8 +279,9 @@ def _ended(view: View, error: Sa3Error) -> int:
         if view.verbose and error.__cause__ is not None:
             traceback.print_exception(error, file=sys.stderr)
         view.error(error)
-    except BrokenPipeError:
-        _broken_pipe()
+        sys.stdout.flush()
+    except OSError:
+        silence(sys.stdout.fileno())
     return error.exit_code
 
 
@@ -296,9 +296,21 @@ class _Interrupted(Sa3Error):
 
 def _broken_pipe() -> int:
     """The reader is gone: say nothing, and keep the interpreter from saying it at its end."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
+    silence(sys.stdout.fileno())
     return 1
+
+
+def _refused(error: OSError) -> RunFailed:
+    """What the system refused, as a sentence."""
+    said = error.strerror or str(error)
+    if error.filename is None:  # most often standard output
+        refused = RunFailed("reading or writing failed", found=said, hint="is a disk full?")
+    else:
+        name = str(error.filename)
+        name = name if len(name) <= 200 else f"{name[:100]}…{name[-99:]}"
+        refused = RunFailed("the system refused a file or folder", found=f"{name}: {said}")
+    refused.__cause__ = error
+    return refused
 
 
 def _unforeseen(view: View, error: BaseException) -> int:
@@ -307,10 +319,13 @@ def _unforeseen(view: View, error: BaseException) -> int:
         traceback.print_exception(error, file=sys.stderr)
         hint = "please report it with the lines above"
     else:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="sa3-", suffix=".log", delete=False, encoding="utf-8"
-        ) as file:
-            traceback.print_exception(error, file=file)
-        hint = f"please report it with {file.name}"
+        try:
+            with tempfile.NamedTemporaryFile(
+                "w", prefix="sa3-", suffix=".log", delete=False, encoding="utf-8"
+            ) as file:
+                traceback.print_exception(error, file=file)
+            hint = f"please report it with {file.name}"
+        except OSError:
+            hint = "please report it with what --verbose adds"
     text = " ".join(str(error).split())[:300]
     return _ended(view, RunFailed("unforeseen", found=f"{type(error).__name__} {text}", hint=hint))

@@ -154,7 +154,12 @@ def network() -> Iterator[Check]:
     except ImportError:
         yield Check("network", "FAIL", "huggingface-hub is not installed", "./install.sh")
         return
-    token = get_token()
+    token, unreadable = None, None
+    try:
+        token = get_token()
+    except OSError as error:
+        said = f"the stored login can't be read: {error.filename}: {error.strerror}"
+        unreadable = Check("token", "WARN", said, "set HF_HOME to a folder of yours, or HF_TOKEN")
     source = "HF_TOKEN" if os.environ.get("HF_TOKEN") else "the stored login"
     hub = _without_user(constants.ENDPOINT)
     if constants.is_offline_mode():
@@ -175,7 +180,9 @@ def network() -> Iterator[Check]:
                 return
             status: Status = "OK" if answer.status_code < 400 else "WARN"
             yield Check("network", status, f"{hub} answers with {answer.status_code}")
-    if token:
+    if unreadable:
+        yield unreadable
+    elif token:
         yield Check("token", "OK", f"there is one, from {source}")
     else:
         yield Check("token", "OK", "none; gated models need one: hf auth login")

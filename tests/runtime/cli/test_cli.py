@@ -166,6 +166,26 @@ def test_an_unforeseen_error_is_one_line_with_the_traceback_in_a_file(sa3, monke
     assert verbose.err.splitlines()[-1].startswith("sa3: unforeseen: ZeroDivisionError")
 
 
+def test_a_fault_without_a_place_for_its_log_is_still_one_line(sa3, monkeypatch):
+    def nowhere(*args, **kw):
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(app, "load", lambda name, verb: failing(ZeroDivisionError("by zero")))
+    monkeypatch.setattr(app.tempfile, "NamedTemporaryFile", nowhere)
+    ran = sa3("doctor")
+    assert ran.err.startswith("sa3: unforeseen: ZeroDivisionError by zero – please report")
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_what_the_system_refuses_is_named(sa3, no_loading, tmp_path):
+    """CASES 28: a path that no system takes."""
+    ran = sa3("x", "--seconds", 1, "-o", tmp_path / ("a/" * 3000) / "x.wav")
+    assert ran.code != 0
+    assert "too long" in ran.err
+    assert "unforeseen" not in ran.err
+    assert len(ran.err) < 600
+
+
 def test_interrupting_gives_130(sa3, monkeypatch):
     """CASES 28: Ctrl-C."""
     monkeypatch.setattr(app, "load", lambda name, verb: failing(KeyboardInterrupt()))

@@ -85,6 +85,34 @@ def test_closed_streams_are_no_reason_to_fail(start, stub, own_place, closing):
     assert int.from_bytes(data[4:8], "little") == len(data) - 8
 
 
+@pytest.mark.parametrize("closing", ["1</dev/null", "2</dev/null", "2>/dev/full"])
+def test_streams_that_take_nothing_are_no_reason_to_fail(start, stub, own_place, closing):
+    """CASES 46: a shell hands its script over in place of a closed stream; a full disk."""
+    process = start("x", "-m", stub, "--seconds", 0.2, "-o", "./a.wav", wrap=closing)
+    assert process.wait(60) == 0
+    assert (own_place / "a.wav").is_file()
+
+
+@pytest.mark.parametrize("words", [("list",), ("list", "--json"), ("x", "-o", "-"), ("--help",)])
+def test_standard_output_on_a_full_disk_is_said_and_gives_a_code(start, stub, words):
+    """CASES 28: full disk."""
+    more = ("-m", stub, "--seconds", 0.2) if words[0] == "x" else ()
+    process = start(*words, *more, wrap=">/dev/full", stderr=subprocess.PIPE)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    said = err.decode().splitlines()[-1]
+    assert said.startswith("sa3: reading or writing failed: No space left on device")
+    assert b"Traceback" not in err
+
+
+def test_rendering_leaves_no_identifier_behind(spawn, stub, own_place):
+    """CASES 16: ONNX Runtime keeps one, and asks the network for its collector, unless told."""
+    env = {"HOME": str(own_place), "XDG_CACHE_HOME": None, "ORT_DISABLE_TELEMETRY": None}
+    done = spawn("x", "-m", stub, "--seconds", 0.2, "-o", "./a.wav", env=env)
+    assert done.returncode == 0, done.stderr
+    assert not (own_place / ".cache").exists()
+
+
 def test_a_reader_that_leaves_is_no_reason_to_shout(start, stub, own_place):
     """CASES 28, 46: piped to head: no traceback; the file is complete, so the code is 0."""
     process = start("x", "-m", stub, "--seconds", 0.2, "-o", "./a.wav", wrap="| head -c 0")
