@@ -9,6 +9,7 @@ version, and its data file has the noted size. Everything is written beside the 
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -34,7 +35,7 @@ __all__ = [
     "stages_of",
 ]
 
-EXPORTER = 3  # raise it when a graph of the same checkpoint changes
+EXPORTER = 4  # raise it when a graph of the same checkpoint changes
 PRECISIONS = ("fp32", "fp16", "bf16")
 _SPARE = 64 << 20  # bytes of disk left free
 Progress = Callable[[int, int], None]
@@ -208,7 +209,9 @@ def run(
             raise BuildFailed(
                 f"{job.path.name} could not be written",
                 found=error.strerror or str(error),
-                hint="free some disk space or choose another folder with --out",
+                hint="free some disk space or choose another folder with --out"
+                if error.errno == errno.ENOSPC
+                else None,
             ) from error
         try:
             checked = check(job.path)

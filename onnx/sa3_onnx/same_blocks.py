@@ -108,7 +108,11 @@ def _attention(
 def _attention_of_rows(
     norm: _Norm, name: str, side: CoderConfig, geometry: Chunks | Windows, inv_freq: Array
 ) -> Tensor:
-    """The same with operators: [B, T, dim]; queries and keys are products of their own too."""
+    """The same with operators: [B, T, dim].
+
+    Queries and keys are products of their own too. Values go without their bias: the weights of
+    either attention sum to one, so it is the same in both and their difference has none.
+    """
     g, heads, (q, k, v) = norm.g, 2 * side.heads, _rows(side)
     within = neighbours(len(inv_freq), side.head_dim)
     order = np.arange(2 * side.dim).reshape(heads, side.head_dim)[:, within].reshape(-1)
@@ -119,7 +123,7 @@ def _attention_of_rows(
         gamma, beta = (np.tile(part[within], heads) for part in (n.gamma, n.beta))
         return _dynamic_tanh(g, x, gamma, beta)
 
-    values = norm.linear(f"{name}.to_qkv", rows=v, label="v")
+    values = norm.linear(f"{name}.to_qkv", rows=v, label="v", biased=False)
     layout = Rows(heads, side.head_dim, inv_freq)
     y = geometry.attend_rows(g, normed("q", q), normed("k", k), values, layout)
     first, second = split(g, y, [side.dim] * 2)
@@ -150,10 +154,12 @@ class _Norm:
         label: str,
         factor: Array | float = 1.0,
         order: NDArray[np.int64] | slice = slice(None),
+        biased: bool = True,
     ) -> Tensor:
         """Outputs `rows` of a linear layer of the norm, times `factor` (a number or [out]).
 
         They come in the given order, or as `order` [out] picks them from it, before `factor`.
+        Without `biased` W·beta + b is left out.
         """
         gamma, beta = (self.tensors.read(f"{self.name}.{p}").astype(np.float64) for p in _GAINS)
 
@@ -172,6 +178,8 @@ class _Norm:
         shape = (self.tensors.shape(f"{name}.weight")[1], out)
         place = f"{name}.{label}"
         w = derived(self.g, f"{place}.weight", shape, weight)
+        if not biased:
+            return matmul(self.g, self.t, w)
         return matmul(self.g, self.t, w, derived(self.g, f"{place}.bias", (1, out), bias))
 
 
