@@ -17,7 +17,6 @@ __all__ = [
     "PCM_PEAK",
     "SAMPLES_PER_LATENT",
     "SAMPLE_RATE",
-    "SECONDS_CONDITION_MAX",
     "STRIDE",
     "TEXT_LEN",
     "latent_len_for",
@@ -31,7 +30,6 @@ STRIDE = 16  # patch tokens in a latent
 SAMPLES_PER_LATENT = PATCH * STRIDE  # 4,096 samples, 92.9 ms
 LATENT_LEN_MAX = 4_096  # latent frames the DiT is exported for, 380.4 s
 TEXT_LEN = 256  # prompt tokens, padded
-SECONDS_CONDITION_MAX = 384  # seconds_total is clipped to 0…384 before it conditions the model
 PCM_PEAK = 32_767  # largest int16 magnitude a decoder emits
 LIMITER_CEILING = 0.977  # of full scale, −0.2021 dBFS
 LIMITER_BLOCK = 64  # samples that share one peak

@@ -304,7 +304,7 @@ class Planner:
             terms.append((self._table.add(np.float32(1) - level), "init_latents"))
         yield Combine("x", tuple(terms))
 
-    def _paste(self, index: int, level: np.float32) -> Iterator[Step]:
+    def _paste(self, level: np.float32) -> Iterator[Step]:
         """Put the kept latents back, noised to the level the step ended at."""
         terms = (
             (self._table.add(np.float32(1) - level), "init_latents"),
@@ -314,5 +314,5 @@ class Planner:
         yield Paste("x", "keep", "pasted")
 
 
-def _nothing(index: int, level: np.float32) -> Iterator[Step]:
+def _nothing(level: np.float32) -> Iterator[Step]:
     yield from ()

@@ -152,31 +152,7 @@ class Request:
             UsageError: too long for the model, a range outside the clip, or an option of guidance
                 without guidance.
         """
-        seconds = self.seconds
-        if seconds is None:
-            ends = [end for _, end in self.inpaint]
-            seconds = limits.seconds if source_seconds is None else max(source_seconds, *ends, 0.0)
-            if source_seconds is None:
-                seconds = min(seconds, limits.max_seconds)
-        if samples_for(seconds) < 1:
-            raise UsageError("the source is empty", hint="give the length with --seconds")
-        if self.seconds is None and seconds > limits.max_seconds:
-            if source_seconds is not None and source_seconds <= limits.max_seconds:
-                raise UsageError(
-                    f"an inpaint range ends later than {limits.name} can make",
-                    found=f"{seconds:g} s, its limit is {limits.max_seconds:g} s",
-                )
-            raise UsageError(
-                f"the source is longer than {limits.name} can make",
-                found=f"its limit is {limits.max_seconds:g} s",
-                hint="say with --seconds how much of it to use",
-            )
-        if seconds > limits.max_seconds:
-            raise UsageError(
-                f"{seconds:g} s is too long for {limits.name}",
-                found=f"its limit is {limits.max_seconds:g} s",
-                hint=f"choose seconds from {1 / SAMPLE_RATE:.5f} to {limits.max_seconds:g}",
-            )
+        seconds = self._length(limits, source_seconds)
         frames = latent_len_for(seconds + self.headroom)
         if frames + frames % 2 > LATENT_LEN_MAX:
             raise UsageError(
@@ -207,6 +183,40 @@ class Request:
             sampler=self.sampler or limits.sampler,
             cfg=cfg,
             init_noise_level=level if self.init_audio else None,
+        )
+
+    def _length(self, limits: Limits, source_seconds: float | None) -> float:
+        """Seconds: as asked for, else up to the end of source and ranges, else the model's.
+
+        Raises:
+            UsageError: less than a sample, or more than the model can make.
+        """
+        longest = limits.max_seconds
+        if self.seconds is not None:
+            seconds = self.seconds
+        elif source_seconds is not None:
+            seconds = max(source_seconds, *(end for _, end in self.inpaint), 0.0)
+        else:
+            seconds = min(limits.seconds, longest)
+        if samples_for(seconds) < 1:
+            raise UsageError("the source is empty", hint="give the length with --seconds")
+        if seconds <= longest:
+            return seconds
+        if self.seconds is not None:
+            raise UsageError(
+                f"{seconds:g} s is too long for {limits.name}",
+                found=f"its limit is {longest:g} s",
+                hint=f"choose seconds from {1 / SAMPLE_RATE:.5f} to {longest:g}",
+            )
+        if source_seconds is not None and source_seconds <= longest:
+            raise UsageError(
+                f"an inpaint range ends later than {limits.name} can make",
+                found=f"{seconds:g} s, its limit is {longest:g} s",
+            )
+        raise UsageError(
+            f"the source is longer than {limits.name} can make",
+            found=f"its limit is {longest:g} s",
+            hint="say with --seconds how much of it to use",
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Coefficients:
 
 
 Evaluate = Callable[[str, np.float32], Iterator[Step]]  # (state, level) → steps filling `velocity`
-After = Callable[[int, np.float32], Iterator[Step]]  # (step index, next level) → steps on `x`
+After = Callable[[np.float32], Iterator[Step]]  # level a step ended at → steps on `x`
 
 
 def sampler_steps(
@@ -81,7 +81,7 @@ def _pingpong(
         yield DrawNoise("noise", i + 1)
         kept, fresh = table.add(np.float32(1) - following), table.add(following)
         yield Combine("x", ((kept, "denoised"), (fresh, "noise")))
-        yield from after(i, following)
+        yield from after(following)
 
 
 def _euler(
@@ -89,10 +89,10 @@ def _euler(
 ) -> Iterator[Step]:
     """Step x += (t' − t)·v."""
     one = table.add(1)
-    for i, (t, following) in enumerate(pairwise(levels)):
+    for t, following in pairwise(levels):
         yield from evaluate("x", t)
         yield Combine("x", ((one, "x"), (table.add(following - t), "velocity")))
-        yield from after(i, following)
+        yield from after(following)
 
 
 def _rk4(
@@ -100,7 +100,7 @@ def _rk4(
 ) -> Iterator[Step]:
     """Classical Runge-Kutta; its last evaluation is at max(t', 1e-5)."""
     one = table.add(1)
-    for i, (t, following) in enumerate(pairwise(levels)):
+    for t, following in pairwise(levels):
         h = following - t
         middle = t + h / np.float32(2)
         half, full = table.add(h / np.float32(2)), table.add(h)
@@ -114,7 +114,7 @@ def _rk4(
             yield Combine("x_try", ((one, "x"), (reach, "velocity")))
         yield from evaluate("x_try", np.maximum(following, np.float32(LAST_EVALUATION)))
         yield Combine("x", ((one, "x_sum"), (sixth, "velocity")))
-        yield from after(i, following)
+        yield from after(following)
 
 
 def _log_snr(t: np.float32) -> np.float32:
@@ -148,7 +148,7 @@ def _dpmpp(
             terms = ((scale, "x"), (table.add(gain * (np.float32(1) + half)), now))
             yield Combine("x", (*terms, (table.add(-gain * half), before)))
         previous_h = h
-        yield from after(i, following)
+        yield from after(following)
 
 
 SAMPLERS = {"pingpong": _pingpong, "euler": _euler, "rk4": _rk4, "dpmpp": _dpmpp}
