@@ -195,7 +195,7 @@ def remove(model: Model, parts: Iterable[str]) -> tuple[tuple[Path, ...], int]:
         try:
             shutil.rmtree(path)
         except OSError as error:
-            raise RunFailed(f"{path} could not be deleted", found=str(error)) from error
+            raise RunFailed(f"{path} could not be deleted", found=error.strerror) from error
     return tuple(targets), freed
 
 

@@ -113,7 +113,8 @@ def _from_file(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError("the settings file cannot be read", found=f"{path}: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise UsageError("the settings file cannot be read", found=f"{path}: {why}") from error
     known = {setting.name: setting for setting in SETTINGS}
     for name in table:
         if name not in known:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from sa3_models.words import duration, size
 __all__ = ["View", "duration", "plain", "prepare_streams", "silence", "size"]
 
 _COLOURS = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_CONTROLS = re.compile(r"\x1b(?!\[\d*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
 _ASCII = str.maketrans(
     {"–": "-", "—": "-", "…": "...", "→": "->", "·": "-", "×": "x", "█": "#", "░": ".", "’": "'"}
 )
@@ -60,7 +62,12 @@ def silence(descriptor: int) -> None:
 
 
 def plain(text: str, stream: TextIO) -> str:
-    """The text with typographic signs in ASCII where the stream's encoding has none of them."""
+    """The text with typographic signs in ASCII where the stream's encoding has none of them.
+
+    Control characters but for our colours are shown as escapes: a prompt, a file name or the tags
+    of somebody's file must not steer the terminal.
+    """
+    text = _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
     try:
         text.encode(stream.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -103,6 +104,25 @@ def test_standard_output_on_a_full_disk_is_said_and_gives_a_code(start, stub, wo
     said = err.decode().splitlines()[-1]
     assert said.startswith("sa3: reading or writing failed: No space left on device")
     assert b"Traceback" not in err
+
+
+def test_nobodys_text_steers_the_terminal(sa3, stub, own_place):
+    """Prompts, tags and names of files hold control characters if somebody wants them to."""
+    steering = "\x1b]0;title\x07\x1b[2Jrain\x9b2J\r\x00"
+    made = sa3("generate", "--prompt", steering, "-m", stub, "--seconds", 0.2, "-o", "./a.wav")
+    shown = sa3("inspect", "./a.wav")
+    refused = sa3("inspect", "./\x1b[2J.wav")
+    for text in (made.err, shown.out, refused.err):
+        assert not set(text) & {"\x1b", "\x07", "\x9b", "\r", "\x00"}
+    assert "\\x1b[2Jrain" in shown.out
+    assert "\\x1b[2J.wav" in refused.err
+
+
+def test_silence_has_no_level(sa3, own_place):
+    Path("silent.wav").write_bytes(wav_bytes(np.zeros((100, 2), np.int16), 44_100))
+    shown = sa3("inspect", "./silent.wav").out
+    assert re.search(r"peak +silence", shown)
+    assert "None" not in shown
 
 
 def test_rendering_leaves_no_identifier_behind(spawn, stub, own_place):
