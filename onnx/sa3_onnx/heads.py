@@ -23,7 +23,7 @@ __all__ = ["Heads", "attend"]
 
 @dataclass(frozen=True)
 class Heads:
-    """Heads of one sequence.
+    """Heads of one sequence, or of as many as the first axis says.
 
     Attributes:
         tensor: in the layout of the lowering.
