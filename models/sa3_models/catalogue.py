@@ -29,6 +29,7 @@ __all__ = [
     "catalogue",
     "names",
     "resolve",
+    "resolve_generator",
 ]
 
 EMBEDDED = "demo"  # the model that comes with the project
@@ -197,6 +198,22 @@ def resolve(name_or_dir: str | Path) -> Model:
         found="no folder of that name either" if "/" in text or text.startswith(".") else None,
         hint=f"did you mean {' or '.join(near)}?" if near else f"one of: {', '.join(names())}",
     )
+
+
+def resolve_generator(name_or_dir: str | Path) -> Model:
+    """As `resolve`, for who wants clips.
+
+    Raises:
+        UsageError: as `resolve`, or an autoencoder alone.
+    """
+    model = resolve(name_or_dir)
+    if model.kind != "generator":
+        able = [row.name for row in catalogue().models.values() if row.kind == "generator"]
+        raise UsageError(
+            f"{model.name} is an autoencoder alone: it cannot make a clip",
+            hint=f"one of: {', '.join(able)}",
+        )
+    return model
 
 
 @cache

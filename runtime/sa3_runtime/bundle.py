@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from sa3_models import catalogue, paths
 from sa3_models.checkpoint import Checkpoint
 from sa3_models.config import ModelConfig, read_model_config
-from sa3_models.errors import ArtefactMissing, BuildFailed, UsageError
+from sa3_models.errors import ArtefactMissing, BuildFailed
 from sa3_models.inventory import published_graph
 from sa3_models.stages import DIT_PARTS, RENDER_STAGES, Precision, Stage, stage_file
 from sa3_runtime.request import Limits
@@ -212,12 +212,7 @@ def find_bundle(
         ArtefactMissing: its checkpoint isn't on this machine.
         CheckpointError: its configuration can't be read.
     """
-    model = catalogue.resolve(name_or_dir)
-    if model.kind != "generator":
-        raise UsageError(
-            f"{model.name} is an autoencoder alone: it can't make a clip",
-            hint=f"one of: {', '.join(n for n in catalogue.names() if not n.startswith('same'))}",
-        )
+    model = catalogue.resolve_generator(name_or_dir)
     if not (model.checkpoint / "model_config.json").is_file():
         raise ArtefactMissing(
             f"{model.name} isn't on this machine",

@@ -288,21 +288,12 @@ class Clip:
             tags: title, software and comment; by default the prompt and, as JSON, all that
                 `sa3 generate --from` needs to make the clip again.
         """
-        import json
-
-        from sa3_models import __version__
         from sa3_runtime import audio
+        from sa3_runtime.record import Record, tags_of
 
         if tags is None:
-            made = {"sa3": __version__, "model": self.model, "device": self.device}
-            if self.directory is not None:
-                made["directory"] = self.directory
-            comment = json.dumps({**made, "request": self.request.as_dict()})
-            tags = {
-                "title": self.request.prompt or "(no prompt)",
-                "software": f"sa3 {__version__}",
-                "comment": comment,
-            }
+            made = Record(self.model, self.request, directory=self.directory, device=self.device)
+            tags = tags_of(made)
         return audio.write(path, self.pcm, sample_rate=self.sample_rate, format=format, tags=tags)
 
 

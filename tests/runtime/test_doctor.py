@@ -169,7 +169,8 @@ def test_a_login_that_cannot_be_read_is_a_warning(monkeypatch):
     def unreadable():
         raise NotADirectoryError(20, "Not a directory", "/dev/null/token")
 
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # the library reads HF_HUB_OFFLINE when it is imported, which another test may have done
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
     monkeypatch.setattr("huggingface_hub.get_token", unreadable)
     found = {check.name: check for check in checks.network()}
     assert found["token"].status == "WARN"

@@ -244,7 +244,7 @@ def test_a_source_file_is_read_and_its_length_is_the_clips(
 
 def test_a_saved_clip_says_how_to_make_it_again(stub_session: Session, tmp_path: Path) -> None:
     from sa3_runtime.audio import read_tags
-    from sa3_runtime.cli.record import read_record
+    from sa3_runtime.record import read_record
 
     clip = stub_session.generate("Dalí — 太鼓", seconds=0.5)
     path = clip.save(tmp_path / "a.wav")

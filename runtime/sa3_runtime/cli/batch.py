@@ -62,19 +62,17 @@ def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
     in the Python `Request`, plus "out" (file name) and "id" (kept in the manifest). Rows without a
     seed get one from their content, so that a second run makes the same clips.
     """
-    from sa3_models.catalogue import resolve
+    from sa3_models.catalogue import resolve_generator
     from sa3_runtime.cli.device import device_name
     from sa3_runtime.cli.flags import precision_of
     from sa3_runtime.cli.jobs import Job, Manifest, read_jobs, refuse_doubles, shard_of
-    from sa3_runtime.cli.record import word_of
+    from sa3_runtime.record import word_of
 
     names = ("model", "device", "precision", "threads", "offline")
     settings = gather({**{name: given[name] for name in names}, "format": given["form"]})
     if settings["offline"].value:
         os.environ["HF_HUB_OFFLINE"] = "1"
-    model = resolve(settings["model"].value)
-    if model.kind != "generator":
-        raise UsageError(f"{model.name} is an autoencoder alone: it cannot make a clip")
+    model = resolve_generator(settings["model"].value)
     folder = Path(out_dir)
     device = device_name(settings["device"].value)
     precision = precision_of(settings["precision"].value, device, settings["device"].value, view)
@@ -150,8 +148,8 @@ class _Work:
         """Make one row's clip."""
         from sa3_runtime.audio.formats import encoding_for
         from sa3_runtime.cli.deliver import deliver, report
-        from sa3_runtime.cli.record import source_digest
         from sa3_runtime.cli.targets import Target, check
+        from sa3_runtime.record import source_digest
 
         began = time.monotonic()
         try:
@@ -206,7 +204,7 @@ def _unforeseen(error: Exception) -> RunFailed:
 
 def _made_before(path: Path, request: Request) -> bool:
     """Whether a file is what an earlier run made of this row before it could note it down."""
-    from sa3_runtime.cli.record import read_record
+    from sa3_runtime.record import read_record
 
     try:
         made = read_record(path).request

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Literal
 
 from sa3_models import __version__
+from sa3_models.files import nearest_folder
 from sa3_models.packages import installed
 from sa3_models.paths import cache_dir, project_root, sa3_home
 from sa3_runtime.cli.machine import Gpus
+from sa3_runtime.stages.ort import allowed_threads
 from sa3_runtime.view import size
 
 __all__ = [
@@ -55,22 +57,11 @@ def system(_: Gpus) -> Iterator[Check]:
         notes.append("WSL")
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
         notes.append("container")
-    notes.append(f"{_cores():g} of {os.cpu_count()} cores")
+    notes.append(f"{allowed_threads()} of {os.cpu_count()} cores")
     total, free = _memory()
     if total:
         notes.append(f"{size(free)} of {size(total)} memory free")
     yield Check("system", "OK", ", ".join(notes))
-
-
-def _cores() -> float:
-    """Cores this process may use: affinity, and the quota of its control group."""
-    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.is_file():
-        limit, period = quota.read_text().split()
-        if limit != "max":
-            cores = min(cores, int(limit) / int(period))
-    return cores
 
 
 def _memory() -> tuple[int, int]:
@@ -121,9 +112,7 @@ def packages(_: Gpus) -> Iterator[Check]:
 def disk(_: Gpus) -> Iterator[Check]:
     """Room for artefacts, and whether they may be written."""
     home = sa3_home()
-    place = home
-    while not place.exists():
-        place = place.parent
+    place = nearest_folder(home)
     free = shutil.disk_usage(place).free
     said = f"{size(free)} free in {home}"
     status: Status = "FAIL" if free < _DISK_FAIL else "WARN" if free < _DISK_WARN else "OK"

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sa3_models.errors import RunFailed
-from sa3_runtime.cli.record import record_of, tags_of
 from sa3_runtime.cli.targets import Target
+from sa3_runtime.record import record_of, tags_of
 
 if TYPE_CHECKING:
     from sa3_models.catalogue import Model

@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from sa3_models.errors import UsageError
-from sa3_runtime.audio.formats import has
+from sa3_models.packages import installed
+from sa3_runtime.devices import parse_device
 
 __all__ = ["device_name", "visible_gpus"]
 
@@ -33,13 +33,7 @@ def device_name(wanted: str | None) -> str:
     if word.isdecimal():
         return f"cuda:{word}"
     word = {"gpu": "cuda"}.get(word, word)
-    kind, colon, index = word.partition(":")
-    if (
-        kind not in ("cpu", "cuda")
-        or (colon and not index.isdecimal())
-        or (kind == "cpu" and colon)
-    ):
-        raise UsageError("unknown device", found=wanted, hint="cpu, cuda or cuda:N")
+    parse_device(word)
     return word
 
 
@@ -48,7 +42,7 @@ def visible_gpus() -> int:
 
     `CUDA_VISIBLE_DEVICES` is the driver's own business: an empty one gives 0.
     """
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1") or not has("cuda-bindings"):
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1") or not installed("cuda-bindings"):
         return 0
     if sys.platform == "linux" and not any(Path(node).exists() for node in _NODES):
         return 0  # spares a machine without a GPU the import

@@ -80,7 +80,7 @@ def generate(view: View, words: tuple[str, ...], **given: Any) -> int:
     error. The request is kept in the file's tags, so that --from can repeat it.
     """
     if _nothing_given() and not given["no_input"]:
-        given["model"], prompt = _ask(view)
+        given["model"], prompt = _ask()
         words = (prompt,)
     from sa3_runtime.cli.run import Run
 
@@ -101,7 +101,7 @@ def _sits_there() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def _ask(view: View) -> tuple[str, str]:
+def _ask() -> tuple[str, str]:
     """Let a person choose model and prompt."""
     from sa3_models.catalogue import catalogue
 

@@ -65,7 +65,7 @@ def _clip(path: Path, spectrogram: bool, force: bool, view: View) -> int:
 
     from sa3_models.geometry import SAMPLE_RATE
     from sa3_runtime import audio
-    from sa3_runtime.cli.record import read_record
+    from sa3_runtime.record import read_record
 
     sound = audio.read(path)
     samples = sound.samples

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from types import TracebackType
 
 from sa3_runtime.devices import Progress as Event
 from sa3_runtime.view import View, duration, plain
@@ -42,12 +41,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.clear()
 
     def __call__(self, event: Event) -> None:

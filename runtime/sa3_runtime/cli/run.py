@@ -21,8 +21,8 @@ from sa3_runtime.view import View, duration
 if TYPE_CHECKING:
     from sa3_models.catalogue import Model
     from sa3_runtime.audio import AudioIn
-    from sa3_runtime.cli.record import Record
     from sa3_runtime.cli.targets import Target
+    from sa3_runtime.record import Record
     from sa3_runtime.request import Clip, Limits, Request
 
 __all__ = ["Run"]
@@ -52,19 +52,15 @@ class Run:
 
     def run(self) -> int:
         """Make all clips; returns the exit code."""
-        from sa3_models.catalogue import resolve
+        from sa3_models.catalogue import resolve_generator
 
         record = self._record()
         if record and self.settings["model"].source != "flag":
-            model = resolve(record.model_word)
+            model = resolve_generator(record.model_word)
             if model.name != record.model:
                 self.view.warn(f"the model has changed since: {record.model}, now {model.name}")
         else:
-            model = resolve(self.setting("model"))
-        if model.kind != "generator":
-            raise UsageError(
-                f"{model.name} is an autoencoder alone: it cannot make a clip", hint="sa3 list"
-            )
+            model = resolve_generator(self.setting("model"))
         device = self._device()
         precision = self._precision(device)
         requests = self._requests(model, record)
@@ -80,7 +76,7 @@ class Run:
     def _record(self) -> Record | None:
         if not self.given["source_clip"]:
             return None
-        from sa3_runtime.cli.record import check_source, read_record
+        from sa3_runtime.record import check_source, read_record
 
         record = read_record(Path(self.given["source_clip"]))
         if self.given["init_audio"] is None and self.given["inpaint_audio"] is None:
@@ -90,7 +86,7 @@ class Run:
     def _requests(self, model: Model, record: Record | None) -> list[Request]:
         """The resolved requests: nothing is left open, everything is checked."""
         from sa3_runtime.cli.flags import requests_of, translate_dialect
-        from sa3_runtime.cli.record import source_digest
+        from sa3_runtime.record import source_digest
         from sa3_runtime.request import Limits
 
         limits = Limits.of(model)
@@ -141,8 +137,8 @@ class Run:
         from sa3_runtime.audio.formats import need
         from sa3_runtime.audio.writing import check_encodable
         from sa3_runtime.cli.play import find_player
-        from sa3_runtime.cli.record import record_of, tags_of
         from sa3_runtime.cli.targets import STDOUT, check, default_name, output_folder, targets
+        from sa3_runtime.record import record_of, tags_of
 
         if self.given["spectrogram"]:
             need("pillow", "the spectrogram")
@@ -207,8 +203,8 @@ class Run:
         precision: str | None,
     ) -> None:
         from sa3_runtime.cli.progress import Progress
-        from sa3_runtime.cli.record import word_of
         from sa3_runtime.devices import Progress as Event
+        from sa3_runtime.record import word_of
         from sa3_runtime.session import load
 
         self._announce_export(model, device)
@@ -238,7 +234,7 @@ class Run:
         """Say that a first use takes longer, where no progress is drawn that shows it."""
         from sa3_models.stages import DIT_PARTS, RENDER_STAGES, Stage
         from sa3_runtime.bundle import find_bundle
-        from sa3_runtime.cli.record import word_of
+        from sa3_runtime.record import word_of
 
         if device == "cpu" and not self.view.progress:
             bundle = find_bundle(word_of(model))

@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from sa3_runtime.bundle import Bundle
     from sa3_runtime.plan import Plan
 
-__all__ = ["Device", "DeviceOptions", "OnProgress", "Progress", "Run", "open_device"]
+__all__ = [
+    "Device",
+    "DeviceOptions",
+    "OnProgress",
+    "Progress",
+    "Run",
+    "open_device",
+    "parse_device",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +112,20 @@ def open_device(name: str, bundle: Bundle, options: DeviceOptions) -> Device:
     Raises:
         UsageError: the name is none of these.
     """
-    kind, _, index = name.partition(":")
-    if (
-        kind not in ("cpu", "cuda")
-        or (index and not index.isdecimal())
-        or (index and kind == "cpu")
-    ):
-        raise UsageError("unknown device", found=repr(name), hint="cpu, cuda or cuda:N")
+    kind, index = parse_device(name)
     module = import_module(f"sa3_runtime.devices.{kind}")
-    device: Device = module.open_device(bundle, int(index or 0), options)
+    device: Device = module.open_device(bundle, index, options)
     return device
+
+
+def parse_device(name: str) -> tuple[str, int]:
+    """("cpu", 0) or ("cuda", N) for "cpu", "cuda" (N = 0) or "cuda:N".
+
+    Raises:
+        UsageError: the name is none of these.
+    """
+    kind, colon, index = name.partition(":")
+    known = kind == "cuda" or (kind == "cpu" and not colon)
+    if not known or (colon and not index.isdecimal()):
+        raise UsageError("unknown device", found=name, hint="cpu, cuda or cuda:N")
+    return kind, int(index or 0)
