@@ -43,11 +43,13 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "inspect": Verb("sa3_runtime.cli.inspect:inspect", "what a clip, graph or engine holds"),
     },
     "Models": {
-        "list": Verb("sa3_runtime.cli.store:list", "models there are, and what of them is here"),
-        "show": Verb("sa3_runtime.cli.store:show", "all about one model"),
-        "pull": Verb("sa3_runtime.cli.store:pull", "download a model"),
-        "verify": Verb("sa3_runtime.cli.store:verify", "check downloaded files"),
-        "rm": Verb("sa3_runtime.cli.store:rm", "delete what was downloaded or made"),
+        "list": Verb(
+            "sa3_runtime.cli.shelf:list_models", "models there are, and what of them is here"
+        ),
+        "show": Verb("sa3_runtime.cli.shelf:show", "all about one model"),
+        "pull": Verb("sa3_runtime.cli.fetch:pull", "download a model"),
+        "verify": Verb("sa3_runtime.cli.shelf:verify", "check downloaded files"),
+        "rm": Verb("sa3_runtime.cli.shelf:rm", "delete what was downloaded or made"),
     },
     "Graphs and engines": {
         "export": Verb("sa3_onnx.cli:export", "checkpoint to ONNX"),

@@ -17,6 +17,7 @@ import click
 from sa3_models.errors import BatchIncomplete, RunFailed, Sa3Error, UsageError
 from sa3_models.geometry import latent_len_for, samples_for
 from sa3_runtime.cli.common import Command, option, talkative
+from sa3_runtime.cli.flags import RUN, run_flags
 from sa3_runtime.settings import gather
 from sa3_runtime.view import View, duration
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["batch"]
 
-WHAT, RUN = "What to make", "Where it runs"
+WHAT = "What to make"
 
 
 @click.command(
@@ -47,9 +48,7 @@ WHAT, RUN = "What to make", "Where it runs"
 @option("--shard", metavar="I/N", section=WHAT, help="Every N-th row from the I-th.")
 @option("-f", "--force", is_flag=True, section=WHAT, help="Make finished rows again.")
 @option("--dry-run", is_flag=True, section=WHAT, help="Check every row, render nothing.")
-@option("--device", metavar="NAME", section=RUN, help="cpu, cuda or cuda:N.")
-@option("--precision", metavar="NAME", section=RUN, help="fp16, fp8 or fp32.")
-@option("--threads", type=click.IntRange(1, 1024), metavar="N", section=RUN, help="CPU threads.")
+@run_flags
 @option(
     "--free-models/--no-free-models", default=False, section=RUN, help="Less memory, more loading."
 )

@@ -15,12 +15,13 @@ import click
 
 from sa3_models.errors import UsageError
 from sa3_runtime.cli.common import Command, option, talkative
+from sa3_runtime.cli.flags import run_flags
 from sa3_runtime.settings import gather
 from sa3_runtime.view import View
 
 __all__ = ["bench"]
 
-WHAT, RUN = "What to measure", "Where it runs"
+WHAT = "What to measure"
 
 
 @click.command(
@@ -36,9 +37,7 @@ WHAT, RUN = "What to measure", "Where it runs"
     "--repeat", type=click.IntRange(1, 100), default=3, show_default=True, section=WHAT,
     help="Timed runs per length, after one that is not counted.",
 )  # fmt: skip
-@option("--device", metavar="NAME", section=RUN, help="cpu, cuda or cuda:N.")
-@option("--precision", metavar="NAME", section=RUN, help="fp16, fp8 or fp32.")
-@option("--threads", type=click.IntRange(1, 1024), metavar="N", section=RUN, help="CPU threads.")
+@run_flags
 @talkative
 def bench(view: View, seconds: str, repeat: int, **given: Any) -> None:
     """Time clips of several lengths: load, first clip, and the median of the next ones."""

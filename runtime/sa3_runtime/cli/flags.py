@@ -24,11 +24,13 @@ from sa3_runtime.view import View
 
 __all__ = [
     "EDIT",
+    "RUN",
     "clean",
     "dialect_flags",
     "precision_of",
     "request_flags",
     "requests_of",
+    "run_flags",
     "seeds_of",
     "translate_dialect",
 ]
@@ -37,6 +39,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 CLIPS_MAX = 10_000  # of one command
 WHAT, HOW, EDIT = "What to make", "How to make it", "Editing a sound"
+RUN = "Where it runs"
 FIELDS = (  # flags that are fields of a Request, by the same name
     "negative_prompt", "steps", "cfg", "apg", "rescale", "sampler", "schedule", "headroom",
     "init_noise_level", "limiter_ceiling",
@@ -46,6 +49,13 @@ FIELDS = (  # flags that are fields of a Request, by the same name
 def request_flags(function: F) -> F:
     """Add every flag that describes a clip."""
     for decorate in reversed(_REQUEST):
+        function = decorate(function)
+    return function
+
+
+def run_flags(function: F) -> F:
+    """Add the flags that say where a request runs."""
+    for decorate in reversed(_RUN):
         function = decorate(function)
     return function
 
@@ -139,6 +149,21 @@ _REQUEST = (
     option(
         "--no-paste", is_flag=True, section=EDIT,
         help="Let the kept parts drift, as the reference does.",
+    ),
+)  # fmt: skip
+
+_RUN = (
+    option(
+        "--device", metavar="NAME", section=RUN, shell_complete=one_of("cpu", "cuda"),
+        help="cpu, cuda or cuda:N, among the visible ones.  [default: cuda if there is one]",
+    ),
+    option(
+        "--precision", metavar="NAME", section=RUN, shell_complete=one_of("fp16", "fp8", "fp32"),
+        help="fp16, fp8 or fp32.  [default: by device]",
+    ),
+    option(
+        "--threads", type=click.IntRange(1, 1024), metavar="N", section=RUN,
+        help="CPU threads.  [default: the cores this process may use]",
     ),
 )  # fmt: skip
 

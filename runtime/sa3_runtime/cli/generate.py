@@ -12,13 +12,13 @@ import click
 
 from sa3_runtime.audio.formats import FORMAT_NAMES
 from sa3_runtime.cli.common import Command, one_of, option, talkative
-from sa3_runtime.cli.flags import EDIT, dialect_flags, request_flags
+from sa3_runtime.cli.flags import EDIT, RUN, dialect_flags, request_flags, run_flags
 from sa3_runtime.settings import gather
 from sa3_runtime.view import View
 
 __all__ = ["generate"]
 
-OUT, RUN = "Where it goes", "Where it runs"
+OUT = "Where it goes"
 
 
 @click.command(
@@ -51,18 +51,7 @@ OUT, RUN = "Where it goes", "Where it runs"
 @option("-f", "--force", is_flag=True, section=OUT, help="Overwrite what is there.")
 @option("--spectrogram", is_flag=True, section=OUT, help="Also write a picture, as PNG beside it.")
 @option("--play", "play_it", is_flag=True, section=OUT, help="Play each clip when it is done.")
-@option(
-    "--device", metavar="NAME", section=RUN, shell_complete=one_of("cpu", "cuda"),
-    help="cpu, cuda or cuda:N, among the visible ones.  [default: cuda if there is one]",
-)  # fmt: skip
-@option(
-    "--precision", metavar="NAME", section=RUN, shell_complete=one_of("fp16", "fp8", "fp32"),
-    help="fp16, fp8 or fp32.  [default: by device]",
-)  # fmt: skip
-@option(
-    "--threads", type=click.IntRange(1, 1024), metavar="N", section=RUN,
-    help="CPU threads.  [default: the cores this process may use]",
-)  # fmt: skip
+@run_flags
 @option(
     "--free-models/--no-free-models", default=False, section=RUN,
     help="Give memory back stage by stage: less memory, more loading.",
