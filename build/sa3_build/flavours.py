@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sa3_build.architectures import Architecture
-from sa3_build.gpus import local_architectures
 from sa3_models import packages
 from sa3_models.errors import BuildFailed, UsageError
+from sa3_models.gpus import local_architectures
 from sa3_models.sidecar import FlavourName
 
 __all__ = ["FLAVOURS", "Flavour", "TensorRT", "TensorRTRTX", "default_flavour", "flavour_named"]

@@ -8,11 +8,11 @@ from __future__ import annotations
 import click
 
 from sa3_build.flavours import Flavour, default_flavour
-from sa3_build.gpus import local_architectures
 from sa3_build.recipes import precision_of
 from sa3_build.wish import Wish
 from sa3_models.catalogue import Model, catalogue
 from sa3_models.errors import Sa3Error
+from sa3_models.gpus import local_architectures
 from sa3_models.paths import engine_dir, export_dir
 from sa3_models.sidecar import Machine, check_engine
 from sa3_models.stages import RENDER_STAGES, Stage, stage_file
