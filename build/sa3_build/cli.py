@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sa3_onnx.cli import no_color, verbose
+
 if TYPE_CHECKING:
     from sa3_build.wish import Plan
 
@@ -24,12 +26,6 @@ Examples:
   sa3 build small-music --arch sm_86,sm_120   for cards that are elsewhere
   sa3 build medium dec --jobs 2               one stage of one model
 """
-
-# every verb has these two; who runs the verb reads them from the command line
-_verbose = click.option(
-    "-v", "--verbose", is_flag=True, expose_value=False, help="Details, and tracebacks."
-)
-_no_color = click.option("--no-color", is_flag=True, expose_value=False, help="No colours.")
 
 
 @click.command(short_help="ONNX to engines of a graphics card", epilog=_EXAMPLES)
@@ -66,8 +62,8 @@ _no_color = click.option("--no-color", is_flag=True, expose_value=False, help="N
 @click.option("-y", "--yes", is_flag=True, help="Don't ask.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per engine on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
-@_verbose
-@_no_color
+@verbose
+@no_color
 def build(jobs: int, dry_run: bool, yes: bool, as_json: bool, quiet: bool, **wishes: Any) -> None:
     """Build engines: for the GPUs of this machine, or ahead of time for others.
 
@@ -106,8 +102,8 @@ def build(jobs: int, dry_run: bool, yes: bool, as_json: bool, quiet: bool, **wis
 @click.command(short_help="what a graph or an engine says of itself")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="The complete report as one JSON object.")
-@_verbose
-@_no_color
+@verbose
+@no_color
 def inspect(path: Path, as_json: bool) -> None:
     """Ports, profiles, scratch, targets, precision and provenance of a graph or an engine.
 

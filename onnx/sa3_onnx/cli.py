@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sa3_models.checkpoint import Checkpoint
     from sa3_onnx.export import Exported, Job
 
-__all__ = ["compare", "export"]
+__all__ = ["compare", "export", "no_color", "verbose"]
 
 _PRECISIONS = click.Choice(["fp32", "fp16", "bf16"])
 _EXAMPLES = """\b
@@ -32,10 +32,10 @@ Examples:
 """
 
 # every verb has these two; who runs the verb reads them from the command line
-_verbose = click.option(
+verbose = click.option(
     "-v", "--verbose", is_flag=True, expose_value=False, help="Details, and tracebacks."
 )
-_no_color = click.option("--no-color", is_flag=True, expose_value=False, help="No colours.")
+no_color = click.option("--no-color", is_flag=True, expose_value=False, help="No colours.")
 
 
 @click.command(short_help="checkpoint to ONNX", epilog=_EXAMPLES)
@@ -71,8 +71,8 @@ _no_color = click.option("--no-color", is_flag=True, expose_value=False, help="N
 @click.option("--dry-run", is_flag=True, help="Check everything, show the sizes, write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per file on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
-@_verbose
-@_no_color
+@verbose
+@no_color
 def export(
     model: str,
     stages: tuple[str, ...],
@@ -125,8 +125,8 @@ def export(
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
-@_verbose
-@_no_color
+@verbose
+@no_color
 def compare(model: str, lengths: tuple[int, ...], as_json: bool, quiet: bool, **flags: Any) -> None:
     """Measure on the CPU what half precision costs a model.
 

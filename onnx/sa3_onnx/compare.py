@@ -22,7 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sa3_models.checkpoint import Checkpoint
-from sa3_models.geometry import LATENT_LEN_MAX, PCM_PEAK, TEXT_LEN
+from sa3_models.geometry import (
+    LATENT_LEN_MAX,
+    PCM_PEAK,
+    SAMPLE_RATE,
+    SAMPLES_PER_LATENT,
+    TEXT_LEN,
+)
 from sa3_models.stages import Precision, Stage
 from sa3_onnx.author import Lowering
 from sa3_onnx.emulate import emulated, has_half
@@ -36,7 +42,6 @@ LONG = 1024  # latents; above, two steps are compared and the beginning is decod
 LONG_STEPS = 2
 DECODED = 256  # latents of a long clip that are decoded
 _TOKENS = 12  # of the random prompt
-_SECONDS_PER_LATENT = 4096 / 44_100
 _QUIET = 3
 
 Array = NDArray[np.float32]
@@ -238,11 +243,12 @@ class _Bench:
 
             def prepared(hidden: Array, n: int) -> Callable[[Array, float], Array]:
                 channels = self.checkpoint.config.autoencoder.latent_dim
+                seconds = n * SAMPLES_PER_LATENT / SAMPLE_RATE
                 fixed = prepare(
                     {
                         "t5_hidden": hidden,
                         "t5_mask": self.mask.astype(np.float32),
-                        "seconds_total": np.array([n * _SECONDS_PER_LATENT], np.float32),
+                        "seconds_total": np.array([seconds], np.float32),
                         "local_add_cond": np.zeros((1, channels + 1, n), np.float32),
                         "cond_gate": np.ones(1, np.float32),
                     }

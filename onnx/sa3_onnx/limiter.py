@@ -19,12 +19,11 @@ from sa3_models.geometry import CHANNELS, LIMITER_CEILING, PCM_PEAK
 from sa3_models.geometry import LIMITER_BLOCK as _BLOCK
 from sa3_models.geometry import LIMITER_REACH as _REACH
 from sa3_onnx.author import Author, Tensor
-from sa3_onnx.vocabulary import axis_length, reshape, slice_axis, transpose
+from sa3_onnx.vocabulary import END, axis_length, reshape, slice_axis, transpose
 
 __all__ = ["author_limiter", "limited_pcm"]
 
 NAN_SAMPLE = -(2**31)  # what a sample becomes that is not a number: no runtime can miss it
-_LAST = 2**62  # a slice bound beyond every end
 
 
 def limited_pcm(g: Author, audio: Tensor, ceiling: Tensor | None = None) -> Tensor:
@@ -74,7 +73,7 @@ def _gain(g: Author, blocks: Tensor, ceiling: Tensor) -> Tensor:
     # a minimum over shifted slices: ONNX Runtime has no CUDA kernel for the MaxPool of this opset
     width = 2 * _REACH + 1
     padded = g.op("Pad", needed, g.ints(0, 0, _REACH, 0, 0, _REACH), g.constant(np.float32(1)))
-    shifted = [slice_axis(g, padded, i, i + 1 - width or _LAST, 2) for i in range(width)]
+    shifted = [slice_axis(g, padded, i, i + 1 - width or END, 2) for i in range(width)]
     smooth = _shifted_sum(g, g.op("Min", *shifted), _hann(), axis=2)
     smooth = reshape(g, smooth, 1, 1, -1, 1)
     return g.op("Min", _shifted_sum(g, smooth, _interpolation(), axis=2), 1.0)
@@ -90,7 +89,7 @@ def _shifted_sum(g: Author, x: Tensor, weights: NDArray[Any], axis: int) -> Tens
     before = [reach if a == axis else 0 for a in range(rank)]
     padded = g.op("Pad", x, g.ints(*before, *before), mode="edge")
     terms = [
-        g.op("Mul", slice_axis(g, padded, i, i - 2 * reach or _LAST, axis), g.constant(weight))
+        g.op("Mul", slice_axis(g, padded, i, i - 2 * reach or END, axis), g.constant(weight))
         for i, weight in enumerate(weights)
     ]
     total = terms[0]

@@ -22,9 +22,10 @@ from sa3_models.geometry import CHANNELS, PATCH, STRIDE
 from sa3_models.stages import Stage
 from sa3_onnx.author import Author, Lowering, Tensor
 from sa3_onnx.limiter import limited_pcm
-from sa3_onnx.same_attention import END, GROUP, Chunks, Windows, aligned_block, whole_groups
+from sa3_onnx.same_attention import GROUP, Chunks, Windows, aligned_block, whole_groups
 from sa3_onnx.same_blocks import block
 from sa3_onnx.vocabulary import (
+    END,
     axis_length,
     concat,
     derived,

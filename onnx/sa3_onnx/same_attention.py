@@ -35,6 +35,7 @@ from sa3_models.geometry import STRIDE
 from sa3_onnx.author import Author, Tensor
 from sa3_onnx.heads import Heads, attend
 from sa3_onnx.vocabulary import (
+    END,
     attention,
     axis_length,
     concat,
@@ -46,7 +47,6 @@ from sa3_onnx.vocabulary import (
 )
 
 __all__ = [
-    "END",
     "GROUP",
     "Chunks",
     "Rows",
@@ -59,7 +59,6 @@ __all__ = [
 GROUP = STRIDE + 1  # tokens per latent: 16 patches and the latent's own
 _HIDDEN = -1e4  # added to the score of a key that must not be seen; finite in float16, even twice
 _WIDE = 512  # dims that turn as one head at most: four blocks of threads fill a multiprocessor
-END = 2**62  # a slice bound beyond every end
 
 Rotate = Callable[[Tensor, int, int], Tensor]  # (x [B, H, T, head], T, first position)
 

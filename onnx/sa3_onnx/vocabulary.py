@@ -21,6 +21,7 @@ from sa3_models.checkpoint import Tensors
 from sa3_onnx.author import Author, Tensor
 
 __all__ = [
+    "END",
     "attention",
     "axis_length",
     "concat",
@@ -45,6 +46,7 @@ __all__ = [
 ]
 
 _CHUNK = 1 << 24  # elements of a tensor that is streamed in rows: 64 MiB of float32
+END = 2**62  # a slice bound beyond every end
 Array = NDArray[Any]
 
 
