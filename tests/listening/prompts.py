@@ -81,9 +81,9 @@ def louder(x: Signal, low: float, high: float) -> Verdict:
 
 
 def side(x: Signal, sign: int) -> Verdict:
-    """Right over left in dB; right when at least 10 dB on the wanted side."""
+    """Right over left in dB; right when 6 dB or more lean to the wanted side."""
     found = m.side_db(x)
-    return (m.peak_db(x) > -40 and sign * found >= 10), found
+    return (m.peak_db(x) > -40 and sign * found >= 6), found
 
 
 def centred(x: Signal) -> Verdict:

@@ -64,9 +64,8 @@ def test_a_filled_range_follows_the_prompt(play: Play, edit: Edit, kept: str) ->
     source = play(kept, 4.0, 5)
     right = []
     for words, note in (("C5 sine tone", "C5"), ("E4 organ note", "E4"), ("G3 flute note", "G3")):
-        for seed in (1, 2):
-            middle = fill(edit, source, words, seed)[A + RATE // 10 : B - RATE // 10]
-            right.append(pitch(middle, note_hz(note))[0])
+        middle = fill(edit, source, words)[A + RATE // 10 : B - RATE // 10]
+        right.append(pitch(middle, note_hz(note))[0])
     assert np.mean(right) >= 0.9
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 
 def orthogonal(blocks: Tensor, steps: int = 5) -> Tensor:
-    """Blocks [N, d, d] → about U·Vᵀ of each, in bfloat16 (enough for a direction)."""
-    x = blocks.bfloat16()
+    """Blocks [N, d, d] → about U·Vᵀ of each, in bfloat16 on a GPU."""
+    x = blocks.bfloat16() if blocks.is_cuda else blocks.float()
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(steps):
         gram = x @ x.transpose(1, 2)
