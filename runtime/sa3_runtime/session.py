@@ -193,7 +193,8 @@ class Session:
             raise RunFailed(
                 "the sampler's result holds values that are not numbers",
                 found=f"{np.count_nonzero(~np.isfinite(latents)):,} of {latents.size:,} latents",
-                hint="use fp32 (--precision fp32) or less guidance; nothing was written",
+                hint="use --precision fp32 or less guidance, or export the model again "
+                "(--force); nothing was written",
             )
         pcm = _sound(run.outputs, request.limiter_ceiling)
         if planned.keep is not None and source is not None:

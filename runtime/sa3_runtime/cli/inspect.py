@@ -106,7 +106,9 @@ def _clip(path: Path, spectrogram: bool, force: bool, view: View) -> int:
     for note in sound.notes:
         view.out(f"  {note}")
     for name, value in level.items():
-        view.out(f"  {name.replace('_dbfs', ''):<18} {value} dBFS")
+        view.out(
+            f"  {name.replace('_dbfs', ''):<18} {'silence' if value is None else f'{value} dBFS'}"
+        )
     if record is None:
         view.out("  not made by sa3: there is no request in its tags")
     else:
