@@ -23,6 +23,7 @@ from sa3_build.order import Order
 from sa3_build.worker import Done, Failed, Phase, work
 from sa3_models.errors import BuildFailed
 from sa3_models.files import link_or_copy, whole_file
+from sa3_models.memory import resident
 from sa3_models.sidecar import (
     BuiltProfile,
     PortRecord,
@@ -139,7 +140,7 @@ class _Run:
     def progress(self) -> str:
         """One line: where it is, how long it took, how long it should take."""
         self._spoke = time.monotonic()
-        rss = _resident(self._process.pid)
+        rss = resident(self._process.pid)
         memory = f" · {rss / 1e9:.1f} GB" if rss else ""
         return (
             f"{self.order.name}: {self._phase} · {duration(self.elapsed)}"
@@ -286,15 +287,6 @@ def _keep(order: Order, part: Path, done: Done) -> Sidecar:
 
 def _records(ports: Sequence[Port]) -> tuple[PortRecord, ...]:
     return tuple(PortRecord(port.name, port.dtype, port.shape) for port in ports)
-
-
-def _resident(pid: int | None) -> int:
-    """Resident memory of a process in bytes, 0 where the system does not say."""
-    try:
-        pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
-    except (OSError, IndexError):
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _summary(sidecar: Sidecar) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence, Set
-from pathlib import Path
 
 from sa3_build.architectures import ARCHITECTURES, Architecture
 from sa3_build.engine import unsupported_operators
@@ -17,8 +16,9 @@ from sa3_build.flavours import Flavour
 from sa3_build.order import Order
 from sa3_models.errors import BuildFailed, UsageError
 from sa3_models.files import nearest_folder
+from sa3_models.memory import available_memory
 
-__all__ = ["available_memory", "check_formats", "check_orders", "check_targets"]
+__all__ = ["check_formats", "check_orders", "check_targets"]
 
 
 def check_targets(flavour: Flavour, targets: Sequence[Architecture]) -> None:
@@ -123,13 +123,3 @@ def _check_memory(orders: Sequence[Order], jobs: int) -> None:
             hint="close other programs"
             + (f", or build one stage at a time (--jobs 1 instead of {jobs})" if jobs > 1 else ""),
         )
-
-
-def available_memory() -> int | None:
-    """Bytes that programs can still take, swap included; None where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    table = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if ":" in line}
-    return table.get("MemAvailable", 0) + table.get("SwapFree", 0)

@@ -19,6 +19,7 @@ from sa3_build.engine import build_engine
 from sa3_build.order import Order
 from sa3_models.errors import Sa3Error
 from sa3_models.files import sha256_of
+from sa3_models.memory import peak_resident
 
 __all__ = ["Done", "Failed", "Phase", "Report", "work"]
 
@@ -76,17 +77,7 @@ def work(order: Order, out: Path, reports: Connection) -> None:
         )
     else:
         seconds = time.monotonic() - started
-        reports.send(Done(built.scratch, digest, size, seconds, _peak_rss()))
-
-
-def _peak_rss() -> int:
-    """Peak resident memory of this process in bytes. Not `ru_maxrss`: that one starts at the
-    parent's size, because it survives exec.
-    """
-    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    return 1024 * next(
-        int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")
-    )
+        reports.send(Done(built.scratch, digest, size, seconds, peak_resident() or 0))
 
 
 def _room(out: Path) -> str:

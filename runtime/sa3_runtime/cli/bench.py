@@ -6,7 +6,6 @@ Knows: clocks. Doesn't know: what is fast and why.
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from dataclasses import replace
 from typing import Any
@@ -42,6 +41,7 @@ WHAT = "What to measure"
 def bench(view: View, seconds: str, repeat: int, **given: Any) -> None:
     """Time clips of several lengths: load, first clip, and the median of the next ones."""
     from sa3_models.catalogue import resolve
+    from sa3_models.memory import peak_resident
     from sa3_runtime.cli.device import device_name
     from sa3_runtime.cli.flags import precision_of
     from sa3_runtime.record import word_of
@@ -89,7 +89,7 @@ def bench(view: View, seconds: str, repeat: int, **given: Any) -> None:
                 view.out(
                     f"{clip.duration:>8.4g} {times[0]:>9.3f} {median:>9.3f} {row['realtime']:>12}"
                 )
-        peak = _peak_rss()
+        peak = peak_resident()
         if view.json:
             view.object({
                 "model": model.name, "device": session.device.description,
@@ -97,13 +97,3 @@ def bench(view: View, seconds: str, repeat: int, **given: Any) -> None:
             })  # fmt: skip
         elif peak:
             view.out(f"peak memory of this process: {peak / 1e9:.2f} GB")
-
-
-def _peak_rss() -> int | None:
-    """Bytes this process held at most, where the system tells."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
