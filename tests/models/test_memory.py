@@ -14,14 +14,19 @@ from sa3_models.memory import available_memory, peak_resident, resident
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 
 
+SLACK = 8_000_000  # the kernel counts pages in batches
+
+
 def test_a_peak_stays_when_memory_is_given_back():
+    size = peak_resident() - resident(os.getpid()) + 64_000_000
     before = peak_resident()
-    held = bytearray(b"x") * (before + 64_000_000 - resident(os.getpid()))
+    held = bytearray(b"x") * size
     grown = peak_resident()
-    assert grown > before + 32_000_000
+    assert grown > before + 64_000_000 - SLACK
+    assert resident(os.getpid()) > before
     del held
-    assert peak_resident() == grown
-    assert 0 < resident(os.getpid()) <= grown
+    assert peak_resident() >= grown
+    assert resident(os.getpid()) < grown - 32_000_000
 
 
 def test_a_small_child_of_a_large_process_is_small():
