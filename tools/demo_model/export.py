@@ -93,8 +93,12 @@ def model_config(sizes: Sizes, objective: str) -> dict[str, Any]:
                 "cross_attention_cond_ids": ["prompt", "seconds_total"],
                 "global_cond_ids": ["seconds_total"],
                 "local_add_cond_ids": ["inpaint_mask", "inpaint_masked_input"],
-                # lengths of the training clips, in latents
-                "distribution_shift_options": {"type": "full", "min_length": 10, "max_length": 56},
+                # how training drew its times, and the lengths of its clips in latents
+                "distribution_shift_options": {
+                    "type": "logsnr",
+                    "min_length": 10,
+                    "max_length": FRAMES,
+                },
                 "sampling_distribution_shift_options": None,
                 "config": dit,
             },
