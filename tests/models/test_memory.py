@@ -23,9 +23,9 @@ def test_a_peak_stays_when_memory_is_given_back():
     held = bytearray(b"x") * size
     grown = peak_resident()
     assert grown > before + 64_000_000 - SLACK
-    assert resident(os.getpid()) > before
+    assert resident(os.getpid()) > before - SLACK
     del held
-    assert peak_resident() >= grown
+    assert peak_resident() > grown - SLACK
     assert resident(os.getpid()) < grown - 32_000_000
 
 
