@@ -5,6 +5,7 @@ Knows: `.part` names, renaming, links, hashing. Doesn't know: what is in the fil
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -16,18 +17,43 @@ __all__ = ["is_pointer", "link_or_copy", "nearest_folder", "sha256_of", "whole_f
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, *, fresh: bool = False) -> Iterator[Path]:
     """Give a `.part` path beside `path`; rename it to `path` if the body ends well, else delete it.
 
     The parent directory is created. The name holds the process id, so two writers never share one.
+
+    Args:
+        path: the file to be.
+        fresh: replace nothing, not even a file that came to be while the body ran.
+
+    Raises:
+        FileExistsError: `path` is there and `fresh` is wanted.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         yield part
-        part.replace(path)
+        if not fresh or not _linked(part, path):
+            part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _linked(part: Path, path: Path) -> bool:
+    """Name `part` also `path` in one step; False where the file system has no links.
+
+    Raises:
+        FileExistsError: `path` is there.
+    """
+    try:
+        path.hardlink_to(part)
+    except FileExistsError:
+        raise
+    except OSError:
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        return False
+    return True
 
 
 def sha256_of(path: Path, *, chunk: int = 1 << 22) -> str:

@@ -41,6 +41,7 @@ def write(
     sample_rate: int,
     format: str | None = None,  # noqa: A002 - the word of the command line
     tags: Mapping[str, str] | None = None,
+    fresh: bool = False,
 ) -> Path:
     """Write a clip; the file is complete or not there, an older one stays until then.
 
@@ -50,6 +51,7 @@ def write(
         sample_rate: of `pcm`, in Hz (Opus is resampled to 48 kHz).
         format: one of `sa3_runtime.audio.formats.FORMAT_NAMES`.
         tags: title, software, comment.
+        fresh: replace nothing, not even a file that came to be meanwhile.
 
     Returns:
         The path.
@@ -64,7 +66,7 @@ def write(
         if path.exists() and not path.is_file():  # /dev/null, a named pipe
             path.write_bytes(data)
         else:
-            with whole_file(path.resolve()) as part:  # a symbolic link stays a link
+            with whole_file(path.resolve(), fresh=fresh) as part:  # a symbolic link stays a link
                 part.write_bytes(data)
     except OSError as error:
         hint = "free some space, or write elsewhere" if error.errno == errno.ENOSPC else None

@@ -238,6 +238,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno == errno.EPIPE:
             return _broken_pipe()
         return _ended(view, _refused(error))
+    except MemoryError as error:
+        return _ended(view, _out_of_memory(error))
     except Exception as error:
         return _unforeseen(view, error)
     return result if isinstance(result, int) else 0
@@ -300,6 +302,15 @@ def _broken_pipe() -> int:
     """The reader is gone: say nothing, and keep the interpreter from saying it at its end."""
     silence(sys.stdout.fileno())
     return 1
+
+
+def _out_of_memory(error: MemoryError) -> RunFailed:
+    """An allocation that failed, as a sentence."""
+    return RunFailed(
+        "there is not enough memory",
+        found=str(error) or None,
+        hint="shorter clips, --free-models and --chunking need less",
+    )
 
 
 def _refused(error: OSError) -> RunFailed:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sa3_models.errors import RunFailed
-from sa3_runtime.cli.targets import Target
+from sa3_runtime.cli.targets import Target, unused
 from sa3_runtime.record import record_of, tags_of
 
 if TYPE_CHECKING:
@@ -58,26 +58,33 @@ def deliver(
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         return Delivered(None, None, target.encoding.name, len(data))
-    try:
-        audio.write(
-            target.path, clip.pcm, sample_rate=clip.sample_rate, format=target.encoding.name,
-            tags=tags,
-        )  # fmt: skip
-    except RunFailed as error:
-        rescued = _rescue(clip, tags)
-        if rescued is None:
-            raise
-        raise RunFailed(error.what, found=error.found, hint=f"the clip is in {rescued}") from error
-    size = target.path.stat().st_size
+    path, written = target.path, False
+    while not written:
+        try:
+            audio.write(
+                path, clip.pcm, sample_rate=clip.sample_rate, format=target.encoding.name,
+                tags=tags, fresh=target.clash != "replace",
+            )  # fmt: skip
+            written = True
+        except RunFailed as error:
+            if target.clash == "count" and isinstance(error.__cause__, FileExistsError):
+                path = unused(path)
+                continue
+            rescued = _rescue(clip, tags)
+            if rescued is None:
+                raise
+            hint = f"the clip is in {rescued}"
+            raise RunFailed(error.what, found=error.found, hint=hint) from error
+    size = path.stat().st_size
     drawn = None
     if picture:
         request = clip.request
         note = f"{clip.model} · seed {request.seed} · {clip.duration:.4g} s · {request.steps} steps"
         drawn = audio.save_spectrogram(
-            target.path.with_suffix(".png"), clip.pcm, clip.sample_rate,
+            path.with_suffix(".png"), clip.pcm, clip.sample_rate,
             title=request.prompt or "(no prompt)", note=note,
         )  # fmt: skip
-    return Delivered(target.path, drawn, target.encoding.name, size)
+    return Delivered(path, drawn, target.encoding.name, size)
 
 
 def _rescue(clip: Clip, tags: dict[str, str]) -> Path | None:

@@ -15,12 +15,22 @@ import unicodedata
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from sa3_models.errors import RunFailed, UsageError
 from sa3_models.paths import project_root
 from sa3_runtime.audio.formats import Encoding, encoding_for
 
-__all__ = ["NAME_BYTES", "STDOUT", "Target", "check", "default_name", "output_folder", "targets"]
+__all__ = [
+    "NAME_BYTES",
+    "STDOUT",
+    "Target",
+    "check",
+    "default_name",
+    "output_folder",
+    "targets",
+    "unused",
+]
 
 STDOUT = "-"
 NAME_BYTES = 120  # of a name we choose; every file system takes 255, archives and tools often less
@@ -30,10 +40,15 @@ SPARE = 1 << 20  # bytes left free beside the clip: tags, the file system's own
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One file to be written; path None means standard output."""
+    """One file to be written; path None means standard output.
+
+    clash: what happens where a file of that name came to be while the clip was made: it is
+    replaced, or refused, or this one counts up (-2, -3, …).
+    """
 
     path: Path | None
     encoding: Encoding
+    clash: Literal["replace", "refuse", "count"] = "replace"
 
 
 def output_folder(setting: str | None) -> Path:
@@ -94,7 +109,8 @@ def targets(
         if inside is not None or out is None:
             encoding = encoding_for(None, form)
             path = (inside or folder) / Path(name).with_suffix(encoding.suffix)
-            path = _unused(path, {target.path for target in chosen})
+            path = unused(path, {target.path for target in chosen})
+            clash: Literal["replace", "refuse", "count"] = "count"
         else:
             path = Path(out) if os.sep in out else folder / out
             if path.exists() and not path.is_file():  # /dev/null, a named pipe
@@ -110,7 +126,8 @@ def targets(
                     found=str(path),
                     hint="choose another name, or add --force",
                 )
-        chosen.append(Target(path, encoding))
+            clash = "replace" if force else "refuse"
+        chosen.append(Target(path, encoding, clash))
     return chosen
 
 
@@ -131,7 +148,7 @@ def _as_folder(out: str | None, folder: Path) -> Path | None:
     return folder / out if os.sep not in out and (folder / out).is_dir() else None
 
 
-def _unused(path: Path, taken: Collection[Path | None]) -> Path:
+def unused(path: Path, taken: Collection[Path | None] = ()) -> Path:
     """The path, or with -2, -3, … where that is taken."""
     candidate, number = path, 1
     while candidate in taken or candidate.exists():

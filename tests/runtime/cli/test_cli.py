@@ -177,6 +177,15 @@ def test_a_fault_without_a_place_for_its_log_is_still_one_line(sa3, monkeypatch)
     assert len(ran.err.splitlines()) == 1
 
 
+def test_memory_that_does_not_suffice_is_said(sa3, monkeypatch):
+    """CASES 41: a limit on memory."""
+    error = MemoryError("Unable to allocate 40.4 MiB")
+    monkeypatch.setattr(app, "load", lambda name, verb: failing(error))
+    ran = sa3("doctor")
+    assert ran.code == 1
+    assert ran.err.startswith("sa3: there is not enough memory: Unable to allocate 40.4 MiB – ")
+
+
 def test_what_the_system_refuses_is_named(sa3, no_loading, tmp_path):
     """CASES 28: a path that no system takes."""
     ran = sa3("x", "--seconds", 1, "-o", tmp_path / ("a/" * 3000) / "x.wav")

@@ -53,6 +53,45 @@ def test_default_names_are_unique(clip):
     assert first.read_bytes() == second.read_bytes()
 
 
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no-links"])
+def test_a_file_that_came_to_be_meanwhile_is_not_overwritten(
+    clip, own_place, monkeypatch, pcm_of, links
+):
+    """CASES 55: runs side by side choose the same default name before either has written."""
+
+    def refused(self, target):
+        raise PermissionError(1, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(Path, "hardlink_to", refused)
+    write, other = audio.write, b"another run's clip"
+
+    def late(path, *args, **kw):
+        monkeypatch.setattr(audio, "write", write)
+        Path(path).write_bytes(other)
+        return write(path, *args, **kw)
+
+    monkeypatch.setattr(audio, "write", late)
+    ran = clip("x", "--seed", 1)
+    assert ran.code == 0
+    (path,) = ran.paths
+    assert path.name.endswith("-1-x-2.wav")
+    assert len(pcm_of(path)) == RATE // 2
+    (first,) = [found for found in path.parent.iterdir() if found != path]
+    assert first.read_bytes() == other
+
+    monkeypatch.setattr(audio, "write", late)
+    ran = clip("x", "-o", "./mine.wav")
+    assert ran.code == 1
+    assert "could not be written: mine.wav: File exists – the clip is in" in ran.err
+    assert Path("mine.wav").read_bytes() == other
+
+    monkeypatch.setattr(audio, "write", late)
+    assert clip("x", "-o", "./again.wav", "--force").code == 0
+    assert len(pcm_of(Path("again.wav"))) == RATE // 2
+    assert not list(own_place.rglob("*.part"))
+
+
 def test_where_a_name_goes(clip, own_place):
     """CASES 55: bare name, new folder, existing folder, no suffix, suffix of another format."""
     output = own_place / "output"
