@@ -68,7 +68,7 @@ def deliver(
             written = True
         except RunFailed as error:
             if target.clash == "count" and isinstance(error.__cause__, FileExistsError):
-                path = unused(path)
+                path = unused(target.path)
                 continue
             rescued = _rescue(clip, tags)
             if rescued is None:
