@@ -220,6 +220,13 @@ def test_two_first_runs_at_once_share_one_installation(clone):
     assert sum("installing" in err for _, err in told) == 1
     assert all("small-music" in out for out, _ in told)
 
+    # CASES 32: the Python it was made with was removed or upgraded away
+    python = clone / ".venv" / "bin" / "python"
+    python.unlink()
+    python.symlink_to("/nowhere/python3")
+    mended = run(clone, "--version", script="sa3")
+    assert mended.stdout.startswith("sa3 "), mended.stderr
+
 
 def test_half_an_environment_is_not_taken_for_whole(clone, no_vendor):
     """CASES 32: a .venv without a python that works; offline, the missing packages are named."""

@@ -240,6 +240,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _ended(view, _refused(error))
     except MemoryError as error:
         return _ended(view, _out_of_memory(error))
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("sa3_"):
+            return _unforeseen(view, error)
+        return _ended(view, _not_installed(error))
     except Exception as error:
         return _unforeseen(view, error)
     return result if isinstance(result, int) else 0
@@ -311,6 +315,15 @@ def _out_of_memory(error: MemoryError) -> RunFailed:
         found=str(error) or None,
         hint="shorter clips, --free-models and --chunking need less",
     )
+
+
+def _not_installed(error: ModuleNotFoundError) -> RunFailed:
+    """A damaged environment, as a sentence."""
+    missing = RunFailed(
+        "a package is not installed", found=error.name, hint="./install.sh repairs the environment"
+    )
+    missing.__cause__ = error
+    return missing
 
 
 def _refused(error: OSError) -> RunFailed:

@@ -177,6 +177,15 @@ def test_a_fault_without_a_place_for_its_log_is_still_one_line(sa3, monkeypatch)
     assert len(ran.err.splitlines()) == 1
 
 
+def test_a_package_that_went_away_is_named_with_the_repair(sa3, monkeypatch):
+    """CASES 32: a damaged environment."""
+    error = ModuleNotFoundError("No module named 'tokenizers'", name="tokenizers")
+    monkeypatch.setattr(app, "load", lambda name, verb: failing(error))
+    ran = sa3("doctor")
+    assert ran.code == 1
+    assert ran.err.startswith("sa3: a package is not installed: tokenizers – ./install.sh ")
+
+
 def test_memory_that_does_not_suffice_is_said(sa3, monkeypatch):
     """CASES 41: a limit on memory."""
     error = MemoryError("Unable to allocate 40.4 MiB")
