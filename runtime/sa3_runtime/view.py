@@ -23,6 +23,7 @@ __all__ = ["View", "duration", "plain", "prepare_streams", "silence", "size"]
 
 _COLOURS = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _CONTROLS = re.compile(r"\x1b(?!\[\d*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
+_COMMAND = re.compile(r"(?<![\w./\\-])sa3 (?=[a-z\"-])")  # `sa3 pull …` inside a sentence
 _ASCII = str.maketrans(
     {"–": "-", "—": "-", "…": "...", "→": "->", "·": "-", "×": "x", "█": "#", "░": ".", "’": "'"}
 )
@@ -153,7 +154,7 @@ class View:
             })  # fmt: skip
 
     def _say(self, text: str, colour: str | None) -> None:
-        line = " ".join(plain(text, sys.stderr).split("\n"))
+        line = " ".join(plain(_typeable(text), sys.stderr).split("\n"))
         if colour:
             head, colon, rest = line.partition(": ")
             line = self.paint(head + colon, colour, sys.stderr) + rest
@@ -163,6 +164,12 @@ class View:
             if error.errno == errno.EPIPE:
                 raise
             silence(sys.stderr.fileno())  # a full disk: nobody can be told, the work goes on
+
+
+def _typeable(text: str) -> str:
+    """Commands in a sentence as this person types them: the launcher tells what it was called."""
+    program = os.environ.get("SA3_PROGRAM", "sa3")
+    return _COMMAND.sub(lambda found: f"{program} ", text) if program != "sa3" else text
 
 
 def _lively(stream: TextIO) -> bool:

@@ -397,3 +397,10 @@ def test_the_objects_of_every_verb_are_in_the_docs(sa3, stub, own_place, data):
         assert objects, words
         for key in {key for found in objects for key in found}:
             assert f"`{key}`" in docs, f"{words[0]}: docs/cli.md does not describe {key}"
+
+
+def test_messages_propose_commands_as_the_person_types_them(sa3, monkeypatch):
+    monkeypatch.setenv("SA3_PROGRAM", "./sa3")
+    assert "./sa3 pull small-music" in sa3("generate", "x", "-m", "small-music").err
+    monkeypatch.delenv("SA3_PROGRAM")
+    assert " sa3 pull small-music" in sa3("generate", "x", "-m", "small-music").err
