@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sa3_models.errors import CheckpointError
+from sa3_models.files import is_pointer
 
 __all__ = ["TensorEntry", "read_rows", "scan"]
 
@@ -51,6 +52,12 @@ def scan(path: Path) -> dict[str, TensorEntry]:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
+            if is_pointer(path):
+                raise CheckpointError(
+                    f"{path} is a pointer to the file, not the file",
+                    found="what git leaves without git-lfs",
+                    hint="git lfs pull, or download the file",
+                )
             if size < 8 or not 2 <= length <= min(_HEADER_LIMIT, size - 8):
                 raise CheckpointError(
                     f"{path} is not a safetensors file", found=f"{size} bytes", hint=repair

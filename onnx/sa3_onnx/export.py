@@ -191,6 +191,9 @@ def run(
         BuildFailed: the disk is too full, or a file that was written fails its check.
         CheckpointError: tensors are missing, misshaped or not finite.
     """
+    jobs = tuple(jobs)
+    for job in jobs:
+        _open_part(checkpoint, job.stage)
     for job in jobs:
         metadata = _metadata(checkpoint, job)
         graph = _author(checkpoint, job)
@@ -219,6 +222,16 @@ def run(
             job.path.unlink()  # its data file is overwritten by the next export
             raise
         yield Exported(job, size, written=True, checked=checked)
+
+
+def _open_part(checkpoint: Checkpoint, stage: Stage) -> None:
+    """Have the tensors of a stage checked, rather now than after minutes of writing others."""
+    if stage is Stage.TEXT:
+        checkpoint.text  # noqa: B018 - opening a part checks it, once
+    elif stage in (Stage.ENCODER, Stage.DECODER):
+        checkpoint.autoencoder  # noqa: B018 - as above
+    else:
+        checkpoint.dit  # noqa: B018 - as above
 
 
 def _author(checkpoint: Checkpoint, job: Job) -> Author:

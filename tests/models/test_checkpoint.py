@@ -160,6 +160,9 @@ def test_what_is_no_checkpoint_is_said_so(tmp_path: Path, copy: Path) -> None:
     weights.write_bytes(b"<html>404</html>")
     with pytest.raises(CheckpointError, match="not a safetensors file"):
         Checkpoint(copy).dit  # noqa: B018
+    weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(CheckpointError, match="is a pointer to the file, not the file"):
+        Checkpoint(copy).dit  # noqa: B018
     weights.unlink()
     with pytest.raises(CheckpointError, match="is missing"):
         Checkpoint(copy).dit  # noqa: B018

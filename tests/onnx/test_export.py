@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import namedtuple
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
 
 import onnx
 from sa3_models.checkpoint import Checkpoint, Tensors
@@ -163,8 +165,6 @@ def test_a_file_says_what_it_is(music: Path, tmp_path: Path) -> None:
 def test_weights_that_are_not_finite_are_named_and_leave_nothing(
     data: Path, tmp_path: Path
 ) -> None:
-    from safetensors.numpy import load_file, save_file
-
     folder = shutil.copytree(data / "tiny-music", tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
     name = "model.model.transformer.layers.1.ff.ff.2.weight"
@@ -184,8 +184,6 @@ def test_weights_that_are_not_finite_are_named_and_leave_nothing(
 def test_what_overflows_in_half_precision_does_not_become_a_file(
     data: Path, tmp_path: Path, factor: float, message: str
 ) -> None:
-    from safetensors.numpy import load_file, save_file
-
     folder = shutil.copytree(data / "tiny-music", tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
     name = "model.model.transformer.project_in.weight"
@@ -208,6 +206,18 @@ def test_half_a_checkpoint_is_refused(music: Path, tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:100_000])
     with pytest.raises(CheckpointError, match="cut short"):
         export(music, tmp_path / "out")
+
+
+def test_a_tensor_missing_from_the_last_stage_is_named_before_the_first_is_written(
+    music: Path, tmp_path: Path
+) -> None:
+    weights = music / "model.safetensors"
+    tensors = load_file(weights)
+    lost = next(name for name in tensors if name.startswith("pretransform.model.decoder."))
+    save_file({name: values for name, values in tensors.items() if name != lost}, weights)
+    with pytest.raises(CheckpointError, match=f"missing {re.escape(lost)}"):
+        export(music, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_full_disk_is_seen_before_the_first_byte(
