@@ -12,6 +12,7 @@ from sa3_models.geometry import SAMPLES_PER_LATENT
 
 __all__ = [
     "DIT_PARTS",
+    "EXPORTER",
     "RENDER_STAGES",
     "Port",
     "Precision",
@@ -20,6 +21,8 @@ __all__ = [
     "dynamic_axis",
     "stage_file",
 ]
+
+EXPORTER = 4  # raise it when a graph of the same checkpoint changes: older ones are made anew
 
 Precision = str  # "fp32" | "fp16" | "bf16" | "fp8"
 

@@ -20,12 +20,11 @@ from sa3_models import __version__
 from sa3_models.checkpoint import Checkpoint
 from sa3_models.errors import BuildFailed, Sa3Error, UsageError
 from sa3_models.files import nearest_folder
-from sa3_models.stages import RENDER_STAGES, Precision, Stage, stage_file
+from sa3_models.stages import EXPORTER, RENDER_STAGES, Precision, Stage, stage_file
 from sa3_onnx.author import Author, Lowering
 from sa3_onnx.check import CheckReport, check, read_metadata
 
 __all__ = [
-    "EXPORTER",
     "Exported",
     "Job",
     "default_lowering",
@@ -35,7 +34,6 @@ __all__ = [
     "stages_of",
 ]
 
-EXPORTER = 4  # raise it when a graph of the same checkpoint changes
 PRECISIONS = ("fp32", "fp16", "bf16")
 _SPARE = 64 << 20  # bytes of disk left free
 Progress = Callable[[int, int], None]

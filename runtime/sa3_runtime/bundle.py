@@ -23,7 +23,7 @@ from sa3_models.checkpoint import Checkpoint
 from sa3_models.config import ModelConfig, read_model_config
 from sa3_models.errors import ArtefactMissing, BuildFailed
 from sa3_models.inventory import published_graph
-from sa3_models.stages import DIT_PARTS, RENDER_STAGES, Precision, Stage, stage_file
+from sa3_models.stages import DIT_PARTS, EXPORTER, RENDER_STAGES, Precision, Stage, stage_file
 from sa3_runtime.request import Limits
 from sa3_runtime.stages.graph_file import read_graph_file
 from sa3_runtime.tokenizer import Tokenizer
@@ -87,15 +87,19 @@ class Bundle:
         return next(filter(None, graphs), None)
 
     def _is_ours(self, path: Path) -> bool:
-        """Whether an export was made from the checkpoint that is there now.
+        """Whether an export was made from the checkpoint that is there now, by today's exporter.
 
-        The key of a directory holds its fingerprint already; without weights there is nothing to
-        compare with.
+        The key of a directory holds its fingerprint already; without weights nothing can be made
+        anew.
         """
-        if self.directory is not None or not self._has_weights:
+        if not self._has_weights:
             return True
-        made_from = read_graph_file(path).metadata.get("checkpoint")
-        return made_from in (None, self._fingerprint)
+        metadata = read_graph_file(path).metadata
+        if metadata.get("exporter", str(EXPORTER)) != str(EXPORTER):
+            return False
+        if self.directory is not None:
+            return True
+        return metadata.get("checkpoint") in (None, self._fingerprint)
 
     @cached_property
     def _fingerprint(self) -> str:

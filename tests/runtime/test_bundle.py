@@ -17,12 +17,12 @@ from safetensors.numpy import load_file, save_file
 
 import onnx
 from onnx import helper
-from sa3_models import catalogue, store
+from sa3_models import catalogue, paths, store
 from sa3_models.checkpoint import Checkpoint
 from sa3_models.config import read_model_config
 from sa3_models.errors import ArtefactMissing, BuildFailed, Sa3Error
 from sa3_models.hub import RemoteFile
-from sa3_models.stages import Stage
+from sa3_models.stages import EXPORTER, Stage
 from sa3_runtime import load
 from sa3_runtime.bundle import Bundle, find_bundle
 
@@ -191,3 +191,20 @@ def test_pulled_published_graphs_render_where_there_are_no_weights(
     (published / "sa3-sm-music" / "dit.onnx").write_bytes(b"cut")
     with pytest.raises(ArtefactMissing, match="pull small-music"):
         load("small-music")
+
+
+def test_an_export_of_an_older_exporter_is_made_anew(
+    stub: Path, data: Path, own_home: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "checkpoint"
+    shutil.copytree(data / "tiny-music", directory)
+    model = catalogue.resolve(directory)
+    exported = paths.export_dir(model.name, model.stage_dir(Stage.TEXT)) / "t5gemma_fp32.onnx"
+    exported.parent.mkdir(parents=True)
+    graph = onnx.load(stub / "onnx" / "t5gemma_fp32.onnx")
+    bundle = Bundle(model, read_model_config(directory))
+    for version, found in ((EXPORTER, exported), (EXPORTER - 1, None)):
+        del graph.metadata_props[:]
+        helper.set_model_props(graph, {"exporter": str(version)})
+        onnx.save(graph, exported)
+        assert bundle.onnx_file(Stage.TEXT, "fp32") == found
