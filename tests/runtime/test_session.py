@@ -416,7 +416,7 @@ def test_memory_does_not_grow_with_the_length(
 
     short, long, whole = peak("5"), peak("120"), peak("120", "off")
     assert long - short < 200e6
-    assert whole - short > 2 * (long - short)
+    assert whole - short > 1.5 * (long - short), "the measure would not notice"
 
 
 def test_importing_the_runtime_loads_nothing_heavy(script: Script) -> None:

@@ -231,7 +231,8 @@ def test_rtx_keeps_what_it_compiled_for_the_next_process(make, tmp_path):
     assert "cache read" in fake.calls
 
 
-def test_no_tensorrt_is_one_sentence():
+def test_no_tensorrt_is_one_sentence(monkeypatch):
+    monkeypatch.setattr("sa3_models.packages.installed", lambda name: None)
     with pytest.raises(MachineMismatch, match="no TensorRT"):
         installed_flavour()
 
