@@ -114,7 +114,10 @@ class TensorRT:
         return None
 
 
-_RTX_INSTALL = "pip install -r requirements/tensorrt-rtx.txt"
+_RTX_INSTALL = (  # .venv need not have a pip of its own
+    "./install.sh --arch sm_86, or any RTX card's; in an environment of your own: "
+    "pip install -r requirements/tensorrt-rtx.txt"
+)
 
 
 @dataclass(frozen=True, slots=True)

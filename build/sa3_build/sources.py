@@ -20,6 +20,7 @@ from sa3_models.stages import RENDER_STAGES, Precision, Stage, stage_file
 __all__ = [
     "DEFAULT_MODEL",
     "Piece",
+    "check_source",
     "graph_of",
     "is_ready",
     "pieces_for",
@@ -113,6 +114,20 @@ def is_ready(piece: Piece) -> bool:
     return ("limiter_ceiling" in ports) == piece.ceiling
 
 
+def check_source(piece: Piece) -> None:
+    """Refuse a piece that has neither its graph nor a checkpoint to export it from.
+
+    Raises:
+        ArtefactMissing: neither is here.
+    """
+    if piece.model is not None and not _has_checkpoint(piece.model) and not is_ready(piece):
+        raise ArtefactMissing(
+            f"{piece.model.name} is not here: "
+            f"neither {piece.graph.name} nor a checkpoint to export",
+            hint=f"sa3 pull {piece.model.name} --checkpoint, or the same command with --from hub",
+        )
+
+
 def graph_of(piece: Piece, *, say: Say) -> OnnxFile:
     """The piece's graph, exported now if it isn't there or older than its checkpoint.
 
@@ -123,11 +138,7 @@ def graph_of(piece: Piece, *, say: Say) -> OnnxFile:
     model = piece.model
     if model is None or (not _has_checkpoint(model) and is_ready(piece)):
         return read_onnx(piece.graph)
-    if not _has_checkpoint(model):
-        raise ArtefactMissing(
-            f"{model.name} is not here: neither {piece.graph.name} nor a checkpoint to export",
-            hint=f"sa3 build {model.name} --from hub",
-        )
+    check_source(piece)
     from sa3_models.checkpoint import Checkpoint
     from sa3_onnx.export import Job, default_lowering, run
 

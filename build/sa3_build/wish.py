@@ -17,7 +17,7 @@ from sa3_build.order import Order
 from sa3_build.preflight import check_formats, check_orders, check_targets
 from sa3_build.profiles import Range, parse_profile
 from sa3_build.recipes import RECIPES
-from sa3_build.sources import Piece, graph_of, is_ready, pieces_for, pull_checkpoints
+from sa3_build.sources import Piece, check_source, graph_of, is_ready, pieces_for, pull_checkpoints
 from sa3_models.errors import UsageError
 from sa3_models.gpus import local_architectures
 from sa3_models.paths import sa3_home
@@ -104,6 +104,8 @@ def plan(wish: Wish, *, say: Say) -> Plan:
         raise UsageError("--profile is for the DiT, but no stage of it is asked for")
     if wish.ceiling and not any(piece.ceiling for piece in pieces):
         raise UsageError("--ceiling-input is for exported decoders, but none is asked for")
+    for piece in pieces:
+        check_source(piece)
     chosen = Plan(pieces, flavour, targets, ranges)
     check_orders(missing(chosen.ready()))
     return chosen

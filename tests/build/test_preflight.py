@@ -71,6 +71,7 @@ def test_rtx_names_the_wheel_that_is_missing(machine, missing):
     with pytest.raises(BuildFailed) as caught:
         check_targets(RTX, parse_architectures(["sm_86"]))
     assert f"{missing} is not installed" in caught.value.what
+    assert "./install.sh --arch sm_86" in caught.value.hint
     assert "requirements/tensorrt-rtx.txt" in caught.value.hint
     machine(both)
     check_targets(RTX, parse_architectures(["sm_75,sm_80,sm_86,sm_89,sm_120,sm_121"]))

@@ -181,8 +181,8 @@ def test_what_cannot_be_is_refused_before_anything_is_written(fake, home, parts,
 
 def test_without_checkpoint_and_graph_the_command_that_gets_it_is_named(fake, home):
     with pytest.raises(ArtefactMissing) as caught:
-        carry_out(plan(Wish(words=("medium",), arch=("sm_86",)), say=str), say=str)
-    assert caught.value.hint == "sa3 build medium --from hub"
+        plan(Wish(words=("medium",), arch=("sm_86",)), say=str)
+    assert caught.value.hint.startswith("sa3 pull medium --checkpoint, or the same command")
 
 
 def test_from_hub_pulls_the_checkpoint_first(fake, home, monkeypatch):
