@@ -80,7 +80,10 @@ def holding(model: Model) -> Holding:
             engines[folder.name] = tuple(sorted(files))
     folders = [model.checkpoint, export_dir(model.name)]
     size = sum(_folder_bytes(folder) for folder in folders)
-    size += sum(file.stat().st_size for files in engines.values() for file in files)
+    plans = [file.stat() for files in engines.values() for file in files]
+    size += sum(
+        {(plan.st_dev, plan.st_ino): plan.st_size for plan in plans}.values()
+    )  # linked once
     size += sum(_with_weights(file) for file in published)
     return Holding(model, _checkpoint_state(model), exports, published, engines, size)
 

@@ -160,7 +160,7 @@ def test_a_token_stays_out_of_the_debug_log_too(hub, home):
 def test_list_tells_what_is_here(sa3, pulled):
     _, out, _ = sa3("list")
     [line] = [line for line in out.splitlines() if line.startswith("small-music ")]
-    assert "checkpoint, engines sm_90" in line
+    assert "checkpoint, engines for sm_90" in line
     [line] = [line for line in out.splitlines() if line.startswith("small-sfx ")]
     assert "not here" in line  # it shares two stages, but it is not here itself
 
@@ -169,6 +169,17 @@ def test_a_pull_that_was_refused_leaves_nothing_to_list(sa3, hub):
     hub.gated.add(MUSIC)
     assert sa3("pull", "sm-music", "--checkpoint")[0] == 3
     assert inventory.holding(resolve("sm-music")).empty
+
+
+def test_an_engine_linked_for_several_cards_is_counted_once(sa3, home):
+    for name in ("sm_120", "sm_86", "sm_89"):
+        (home / name / "sa3-sm-music").mkdir(parents=True)
+    engine = home / "sm_86" / "sa3-sm-music" / "dit_fp16.trt"
+    engine.write_bytes(b"plan" * 100)
+    for name in ("sm_89", "sm_120"):
+        (home / name / "sa3-sm-music" / engine.name).hardlink_to(engine)
+    assert inventory.holding(resolve("sm-music")).bytes == 400
+    assert "400 B  engines for sm_86, sm_89, sm_120" in sa3("list")[1]
 
 
 def test_list_as_json_is_one_object_per_model(sa3, pulled):
@@ -216,6 +227,12 @@ def test_verify_says_that_everything_is_right(sa3, pulled):
     code, out, err = sa3("verify")
     assert (code, out) == (0, "")
     assert "files right, 0 not" in err
+
+
+def test_verify_says_that_there_is_nothing_to_compare(sa3, home):
+    code, out, err = sa3("verify", "small-music")
+    assert (code, out) == (0, "")
+    assert "small-music: nothing pulled or built that has a record" in err
 
 
 @pytest.mark.parametrize("damage", ["one bit", "one byte short", "gone"])

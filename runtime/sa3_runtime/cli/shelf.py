@@ -69,8 +69,15 @@ def _here(holding: Holding) -> str:
         parts.append(f"{len(holding.exports)} exports")
     if holding.published:
         parts.append("published ONNX")
-    parts += [f"engines {name}" for name in holding.engines]
+    if holding.engines:
+        parts.append(f"engines for {', '.join(sorted(holding.engines, key=_number))}")
     return ", ".join(parts)
+
+
+def _number(architecture: str) -> int:
+    """86 of sm_86: sm_120 comes last."""
+    digits = architecture.removeprefix("sm_")
+    return int(digits) if digits.isdecimal() else 0
 
 
 def _as_data(holding: Holding) -> dict[str, Any]:
@@ -111,7 +118,7 @@ def show(model: str, view: View) -> None:
         view.object(data)
         return
     facts = [
-        ("model", f"{row.name}{f' (also {chr(44).join(row.aliases)})' if row.aliases else ''}"),
+        ("model", f"{row.name} (also {', '.join(row.aliases)})" if row.aliases else row.name),
         ("what", row.summary),
         ("kind", f"{row.kind}, {row.objective}" if row.objective else row.kind),
         ("up to", f"{row.max_seconds:g} s"),
@@ -199,7 +206,10 @@ def verify(models: tuple[str, ...], repair: bool, view: View) -> None:
         else:
             for entry in problems:
                 view.out(f"{entry.path}: {entry.what}")
-            view.note(f"{model.name}: {good} files right, {len(problems)} not")
+            if good or problems:
+                view.note(f"{model.name}: {good} files right, {len(problems)} not")
+            else:
+                view.note(f"{model.name}: nothing pulled or built that has a record")
         if problems:
             wrong[model.name] = [entry.path for entry in problems]
     if not wrong:
