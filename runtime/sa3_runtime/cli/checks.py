@@ -181,8 +181,11 @@ def environment() -> Iterator[Check]:
     """Variables that change what we do."""
     prefixes = ("SA3_", "HF_", "CUDA_VISIBLE", "ORT_", "OMP_NUM")
     proxies = {"http_proxy", "https_proxy", "no_proxy", "all_proxy", "ssl_cert_file"}
+    set_by_us = {"SA3_PROGRAM", "ORT_DISABLE_TELEMETRY"}
     seen = []
     for name, value in sorted(os.environ.items()):
+        if name in set_by_us:
+            continue
         if name.startswith(prefixes) or name.lower() in proxies:
             shown = "(hidden)" if _SECRET.search(name) else _without_user(value)
             seen.append(f"{name}={shown}")

@@ -54,7 +54,10 @@ def doctor(offline: bool, view: View) -> int:
         view.object({"sa3": __version__, "checks": [asdict(check) for check in seen]})
     else:
         warned = sum(check.status == "WARN" for check in seen)
-        view.note(f"{len(seen)} checks, {warned} warnings, {failed} failures")
+        view.note(
+            f"{len(seen)} checks, {warned} warning{'s' * (warned != 1)}, "
+            f"{failed} failure{'s' * (failed != 1)}"
+        )
     return 1 if failed else 0
 
 

@@ -6,6 +6,7 @@ Knows: which files are sound. Doesn't know: graphs, engines (it hands those on, 
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def _clip(path: Path, spectrogram: bool, force: bool, view: View) -> int:
         for name, value in asdict(record.request).items():
             if value is not None and value != () and value != []:
                 view.out(f"  {name:<18} {value}")
-        view.out(f'  repeat it: sa3 --from "{path}"')
+        view.out(f'  repeat it: {os.environ.get("SA3_PROGRAM", "sa3")} --from "{path}"')
     if picture:
         view.path(picture)
     return 0

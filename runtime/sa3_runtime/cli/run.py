@@ -273,6 +273,8 @@ class Run:
             f"done: {clip.duration:.4g} s of sound in {duration(clip.timing.get('total', 0))}, "
             f"seed {clip.request.seed}, {clip.model}, {clip.device}"
         )
+        if done.picture:
+            self.view.note(f"picture: {done.picture}")
         if self.view.verbose:
             stages = (f"{stage} {spent:.3f} s" for stage, spent in clip.timing.items())
             self.view.note(", ".join(stages))
