@@ -290,7 +290,7 @@ decide_disk() {
     if ((FREE_MB < need)) && [[ ! -f $STAMP ]]; then
         FAIL="the disk is too full: $need MB are needed, $FREE_MB MB are free in $ROOT"
     fi
-    decide disk "$need MB of $FREE_MB MB free" 'downloads included'
+    decide disk "$FREE_MB MB free, at most $need MB needed" 'downloads included'
 }
 
 decide_all() {

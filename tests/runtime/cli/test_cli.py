@@ -404,3 +404,9 @@ def test_messages_propose_commands_as_the_person_types_them(sa3, monkeypatch):
     assert "./sa3 pull small-music" in sa3("generate", "x", "-m", "small-music").err
     monkeypatch.delenv("SA3_PROGRAM")
     assert " sa3 pull small-music" in sa3("generate", "x", "-m", "small-music").err
+
+
+def test_inspect_proposes_the_command_as_the_person_types_it(clip, sa3, monkeypatch):
+    path = clip("x", "-o", "a.wav").paths[0]
+    monkeypatch.setenv("SA3_PROGRAM", "./sa3")
+    assert f'repeat it: ./sa3 --from "{path}"' in sa3("inspect", path).out

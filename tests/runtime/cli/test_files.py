@@ -278,7 +278,9 @@ def test_dry_run_checks_and_writes_nothing(clip, own_place, no_loading):
 
 
 def test_the_picture_is_beside_the_clip_and_never_overwritten(clip, own_place):
-    path = clip("x", "-o", "a.wav", "--spectrogram").paths[0]
+    made = clip("x", "-o", "a.wav", "--spectrogram")
+    path = made.paths[0]
+    assert f"picture: {path.with_suffix('.png')}" in made.err
     assert path.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
     path.unlink()
     assert "picture exists already" in clip("x", "-o", "a.wav", "--spectrogram").err
