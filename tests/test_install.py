@@ -51,7 +51,11 @@ def test_shell_scripts_are_clean():
     if not checker:
         pytest.skip("shellcheck is not installed")
     done = subprocess.run(
-        [checker, *SCRIPTS], cwd=ROOT, capture_output=True, text=True, check=False
+        [checker, "--external-sources", "--check-sourced", *SCRIPTS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
 

@@ -110,7 +110,8 @@ def decide(tmp_path: Path, box: Box, *flags: str) -> subprocess.CompletedProcess
         (clone / "models" / "sa3_models").mkdir(parents=True)
         for name in ("install.sh", "sa3", "requirements.txt"):
             shutil.copy(ROOT / name, clone / name)
-        shutil.copytree(ROOT / "requirements", clone / "requirements")
+        for folder in ("requirements", "script/install"):
+            shutil.copytree(ROOT / folder, clone / folder)
         shutil.copy(ROOT / "models/sa3_models/catalogue.toml", clone / "models/sa3_models")
     path = make_path(tmp_path / f"bin-{len(list(tmp_path.iterdir()))}", box)
     home = tmp_path / "ho me"
