@@ -381,6 +381,9 @@ if command -v flock >/dev/null; then
     }
 fi
 
+# the interpreter itself: a version manager's stand-in takes a lock for each pip, which one that was
+# killed leaves behind
+[[ -z $PYTHON ]] || PYTHON=$("$PYTHON" -c 'import sys; print(sys.executable)')
 MARK=$(pins | cksum)
 install_packages 9>&-
 if [[ $keep == yes && $CUDA == none && $GPU_COUNT -gt 0 && $quiet == no ]]; then
