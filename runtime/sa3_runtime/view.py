@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from sa3_models.errors import Sa3Error
 from sa3_models.words import duration, size
 
-__all__ = ["View", "duration", "plain", "prepare_streams", "silence", "size"]
+__all__ = ["View", "duration", "plain", "prepare_streams", "program", "silence", "size"]
 
 _COLOURS = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _CONTROLS = re.compile(r"\x1b(?!\[\d*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
@@ -166,10 +166,14 @@ class View:
             silence(sys.stderr.fileno())  # a full disk: nobody can be told, the work goes on
 
 
+def program() -> str:
+    """How this person types the command: the launcher tells what it was called."""
+    return os.environ.get("SA3_PROGRAM", "sa3")
+
+
 def _typeable(text: str) -> str:
-    """Commands in a sentence as this person types them: the launcher tells what it was called."""
-    program = os.environ.get("SA3_PROGRAM", "sa3")
-    return _COMMAND.sub(lambda found: f"{program} ", text) if program != "sa3" else text
+    """Commands in a sentence as this person types them."""
+    return _COMMAND.sub(lambda found: f"{program()} ", text)
 
 
 def _lively(stream: TextIO) -> bool:

@@ -6,7 +6,6 @@ Knows: which files are sound. Doesn't know: graphs, engines (it hands those on, 
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import click
 
 from sa3_models.errors import UsageError
 from sa3_runtime.cli.common import Command, option, talkative
-from sa3_runtime.view import View, duration, size
+from sa3_runtime.view import View, duration, program, size
 
 __all__ = ["inspect"]
 
@@ -119,7 +118,7 @@ def _clip(path: Path, spectrogram: bool, force: bool, view: View) -> int:
         for name, value in asdict(record.request).items():
             if value is not None and value != () and value != []:
                 view.out(f"  {name:<18} {value}")
-        view.out(f'  repeat it: {os.environ.get("SA3_PROGRAM", "sa3")} --from "{path}"')
+        view.out(f'  repeat it: {program()} --from "{path}"')
     if picture:
         view.path(picture)
     return 0
