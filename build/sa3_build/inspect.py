@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from sa3_build.flavours import FLAVOURS
-from sa3_build.onnxfile import OnnxFile, read_onnx
 from sa3_models.errors import ArtefactMissing, Sa3Error
 from sa3_models.files import sha256_of
+from sa3_models.onnx_file import OnnxFile, read_onnx
 from sa3_models.sidecar import check_content, read_sidecar
 
 __all__ = ["Header", "inspect", "read_header"]
@@ -55,8 +55,7 @@ def inspect(path: Path) -> Report:
     that cannot be read is listed with its `error` instead of ending the walk.
 
     Raises:
-        ArtefactMissing: nothing there, or not a file of these kinds.
-        BuildFailed: a broken ONNX file.
+        ArtefactMissing: nothing there, a broken file, or none of these kinds.
     """
     if path.is_dir():
         return _directory(path)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from sa3_build.architectures import Architecture
 from sa3_build.flavours import Flavour
-from sa3_build.onnxfile import OnnxFile
 from sa3_build.profiles import Range, Shapes, shapes_at
 from sa3_build.recipes import estimate
 from sa3_models.errors import ArtefactMissing
+from sa3_models.onnx_file import OnnxFile
 from sa3_models.sidecar import read_sidecar
 from sa3_models.stages import Precision, Stage, stage_file
 

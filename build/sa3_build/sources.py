@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sa3_build.onnxfile import OnnxFile, read_onnx
 from sa3_build.recipes import precision_of
 from sa3_models.catalogue import Model, catalogue, resolve
 from sa3_models.errors import ArtefactMissing, UsageError
+from sa3_models.onnx_file import OnnxFile, read_onnx
 from sa3_models.paths import export_dir
 from sa3_models.stages import RENDER_STAGES, Precision, Stage, stage_file
 
@@ -132,8 +132,8 @@ def graph_of(piece: Piece, *, say: Say) -> OnnxFile:
     """The piece's graph, exported now if it isn't there or older than its checkpoint.
 
     Raises:
-        ArtefactMissing: neither graph nor checkpoint is here.
-        BuildFailed: the export failed, or the file is broken.
+        ArtefactMissing: neither graph nor checkpoint is here, or a given graph is broken.
+        BuildFailed: the export failed.
     """
     model = piece.model
     if model is None or (not _has_checkpoint(model) and is_ready(piece)):

@@ -12,7 +12,6 @@ from pathlib import Path
 from sa3_build.architectures import Architecture, parse_architectures
 from sa3_build.build import build_all
 from sa3_build.flavours import Flavour, default_flavour, flavour_named
-from sa3_build.onnxfile import OnnxFile
 from sa3_build.order import Order
 from sa3_build.preflight import check_formats, check_orders, check_targets
 from sa3_build.profiles import Range, parse_profile
@@ -20,6 +19,7 @@ from sa3_build.recipes import RECIPES
 from sa3_build.sources import Piece, check_source, graph_of, is_ready, pieces_for, pull_checkpoints
 from sa3_models.errors import UsageError
 from sa3_models.gpus import local_architectures
+from sa3_models.onnx_file import OnnxFile
 from sa3_models.paths import sa3_home
 from sa3_models.sidecar import Sidecar
 from sa3_models.stages import Precision

@@ -57,7 +57,7 @@ class UsageError(Sa3Error):
 
 
 class ArtefactMissing(Sa3Error):
-    """A checkpoint, export, engine or tokenizer is not there (not pulled, or offline)."""
+    """A checkpoint, export, engine or tokenizer is not there (not pulled, offline), or damaged."""
 
     exit_code = 3
 

@@ -23,7 +23,7 @@ from sa3_models.errors import BuildFailed, first_line
 from sa3_models.geometry import SAMPLES_PER_LATENT
 from sa3_onnx.emulate import emulated, has_half
 
-__all__ = ["CheckReport", "check", "random_inputs", "read_metadata", "run_in_pieces"]
+__all__ = ["CheckReport", "check", "random_inputs", "run_in_pieces"]
 
 RUN_LATENTS = 3  # odd, so that both autoencoders pad
 PIECE_BYTES = 256 << 20  # weights held by one piece of a run
@@ -66,21 +66,6 @@ def check(path: Path) -> CheckReport:
                 hint="the weights are out of range for this precision, or damaged",
             )
     return CheckReport(nodes, half)
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of an ONNX file, without its weights.
-
-    Raises:
-        BuildFailed: it isn't an ONNX file.
-    """
-    import onnx
-
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-    except Exception as error:  # protobuf and onnx raise types of their own
-        raise BuildFailed(f"{path.name} is not an ONNX file", found=str(error)[:100]) from error
-    return {row.key: row.value for row in model.metadata_props}
 
 
 def random_inputs(model: Any, latent_len: int, seed: int = 0) -> dict[str, NDArray[Any]]:

@@ -20,9 +20,10 @@ from sa3_models import __version__
 from sa3_models.checkpoint import Checkpoint
 from sa3_models.errors import BuildFailed, Sa3Error, UsageError
 from sa3_models.files import nearest_folder
+from sa3_models.onnx_file import read_onnx
 from sa3_models.stages import EXPORTER, RENDER_STAGES, Precision, Stage, stage_file
 from sa3_onnx.author import Author, Lowering
-from sa3_onnx.check import CheckReport, check, read_metadata
+from sa3_onnx.check import CheckReport, check
 
 __all__ = [
     "Exported",
@@ -277,18 +278,14 @@ def _metadata(checkpoint: Checkpoint, job: Job) -> dict[str, str]:
 
 def _up_to_date(path: Path, metadata: dict[str, str]) -> bool:
     """Whether a file was made from the same checkpoint in the same way, and is whole."""
-    if not path.is_file():
-        return False
     try:
-        have = read_metadata(path)
-    except Sa3Error:
+        have = read_onnx(path)
+    except Sa3Error:  # not there, or damaged
         return False
-    data = path.with_name(f"{path.name}.data")
     key = [name for name in metadata if name not in ("sa3_version", "facts")]
-    return (
-        all(have.get(name) == metadata[name] for name in key)
-        and data.is_file()
-        and have.get("data_bytes") == str(data.stat().st_size)
+    size = sum(file.stat().st_size for file in have.data)
+    return all(have.metadata.get(name) == metadata[name] for name in key) and (
+        have.metadata.get("data_bytes") == str(size)
     )
 
 

@@ -23,9 +23,9 @@ from sa3_models.checkpoint import Checkpoint
 from sa3_models.config import ModelConfig, read_model_config
 from sa3_models.errors import ArtefactMissing, BuildFailed
 from sa3_models.inventory import published_graph
+from sa3_models.onnx_file import read_onnx
 from sa3_models.stages import DIT_PARTS, EXPORTER, RENDER_STAGES, Precision, Stage, stage_file
 from sa3_runtime.request import Limits
-from sa3_runtime.stages.graph_file import read_graph_file
 from sa3_runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Bundle:
         """
         if not self._has_weights:
             return True
-        metadata = read_graph_file(path).metadata
+        metadata = read_onnx(path).metadata
         if metadata.get("exporter", str(EXPORTER)) != str(EXPORTER):
             return False
         if self.directory is not None:

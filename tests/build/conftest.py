@@ -81,9 +81,9 @@ def fake_trt(monkeypatch: pytest.MonkeyPatch) -> Any:
 def order(fake_trt: Any, write_graph: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
     """Make an order for the small graph; keywords replace its parts, `ending` scripts the fake."""
     from sa3_build.architectures import parse_architectures
-    from sa3_build.onnxfile import read_onnx
     from sa3_build.order import Order
     from sa3_build.recipes import RECIPES
+    from sa3_models.onnx_file import read_onnx
     from sa3_models.stages import Stage
 
     def make(ending: str = "ok", **parts: Any) -> Order:

@@ -214,7 +214,7 @@ def test_an_interrupted_build_leaves_no_engine_and_no_process(order, tmp_path, s
         from fake_trt import FakeFlavour
         from sa3_build.architectures import parse_architectures
         from sa3_build.build import build_all
-        from sa3_build.onnxfile import read_onnx
+        from sa3_models.onnx_file import read_onnx
         from sa3_build.order import Order
         from sa3_build.recipes import RECIPES
         from sa3_models.stages import Stage

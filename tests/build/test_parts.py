@@ -1,4 +1,4 @@
-"""Architectures, profiles, recipes, flavours, graph facts: the small parts of the builder."""
+"""Architectures, profiles, recipes, flavours: the small parts of the builder."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import pytest
 
 from sa3_build.architectures import ARCHITECTURES, parse_architectures
 from sa3_build.flavours import FLAVOURS, flavour_named
-from sa3_build.onnxfile import read_onnx
 from sa3_build.profiles import Range, parse_profile, shapes_at
 from sa3_build.recipes import RECIPES, precision_of
-from sa3_models.errors import ArtefactMissing, BuildFailed, UsageError
+from sa3_models.errors import UsageError
 from sa3_models.stages import RENDER_STAGES, Port, Stage
 
 
@@ -111,67 +110,3 @@ def test_the_target_mask_is_read_from_the_header():
     assert flavour.targets_of(b"ftrt" + head[4:]) is None
     assert flavour.targets_of(head[:20]) is None
     assert FLAVOURS["tensorrt"].targets_of(head) is None
-
-
-def test_facts_of_a_graph(write_graph, tmp_path):
-    graph = read_onnx(write_graph(tmp_path / "g.onnx", dtype="bfloat16", external=True))
-    assert graph.inputs == (Port("latent", "float32", (1, 8, "latent_len")),)
-    assert graph.outputs == (Port("pcm", "float32", (1, "latent_len", 8)),)
-    assert graph.operators == {("", "Transpose"): 1, ("", "Cast"): 2, ("", "MatMul"): 1}
-    assert graph.dtypes == {"float32", "bfloat16"}
-    assert graph.weight_bytes == 128
-    assert graph.nodes == 4
-    assert [path.name for path in graph.data] == ["g.onnx.data"]
-    assert set(graph.sources) == {"g.onnx", "g.onnx.data"}
-    assert graph.foreign_operators() == ()
-
-
-def test_a_plugin_operator_is_named(write_graph, tmp_path):
-    graph = read_onnx(write_graph(tmp_path / "g.onnx", domain="samel"))
-    assert graph.foreign_operators() == ("samel::MatMul",)
-
-
-@pytest.mark.parametrize(
-    ("content", "error", "words"),
-    [
-        (b"", BuildFailed, "is not an ONNX model"),
-        (b"hello, this is no graph\n", BuildFailed, "is not an ONNX model"),
-        (b"\x08\x0a\xff\xff\xff", BuildFailed, "is not an ONNX model"),
-        (b"version https://git-lfs.github.com/spec/v1\n", ArtefactMissing, "pointer"),
-        (None, ArtefactMissing, "there is no file"),
-    ],
-)
-def test_what_is_no_graph_is_refused(tmp_path, content, error, words):
-    path = tmp_path / "g.onnx"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(error, match=words):
-        read_onnx(path)
-
-
-@pytest.mark.parametrize("damage", ["gone", "cut"])
-def test_missing_weights_are_found_without_reading_them(write_graph, tmp_path, damage):
-    path = write_graph(tmp_path / "g.onnx", external=True)
-    data = tmp_path / "g.onnx.data"
-    if damage == "gone":
-        data.unlink()
-    else:
-        data.write_bytes(data.read_bytes()[:-1])
-    with pytest.raises(ArtefactMissing) as caught:
-        read_onnx(path)
-    assert "the weights of g.onnx are missing" in str(caught.value)
-    assert "g.onnx.data" in caught.value.found
-
-
-@pytest.mark.parametrize("location", ["/etc/passwd", "../secret"])
-def test_weights_outside_of_the_folder_are_refused(write_graph, tmp_path, location):
-    import onnx
-
-    path = write_graph(tmp_path / "g.onnx", external=True)
-    model = onnx.load(path, load_external_data=False)
-    for entry in model.graph.initializer[0].external_data:
-        if entry.key == "location":
-            entry.value = location
-    path.write_bytes(model.SerializeToString())
-    with pytest.raises(BuildFailed, match="outside its own folder"):
-        read_onnx(path)

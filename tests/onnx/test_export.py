@@ -18,10 +18,10 @@ import onnx
 from sa3_models.checkpoint import Checkpoint, Tensors
 from sa3_models.errors import BuildFailed, CheckpointError, UsageError
 from sa3_models.manifest import IGNORED, model_tensors, text_tensors
+from sa3_models.onnx_file import read_onnx
 from sa3_models.stages import Stage
 from sa3_models.tiny import text_config, write_checkpoint
 from sa3_onnx import export as driver
-from sa3_onnx.check import read_metadata
 from sa3_onnx.cli import export as command
 from sa3_onnx.export import export, jobs_for, run
 
@@ -151,7 +151,7 @@ def test_precisions_and_lowerings_have_files_of_their_own(data: Path, tmp_path: 
 
 def test_a_file_says_what_it_is(music: Path, tmp_path: Path) -> None:
     (path,) = export(music, tmp_path, stages=[Stage.DECODER], precision="fp16", ceiling_input=True)
-    metadata = read_metadata(path)
+    metadata = read_onnx(path).metadata
     assert metadata["checkpoint"] == Checkpoint(music).fingerprint
     assert (metadata["stage"], metadata["precision"]) == ("dec", "fp16")
     assert (metadata["lowering"], metadata["ceiling_input"]) == ("primitives", "true")

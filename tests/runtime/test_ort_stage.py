@@ -8,9 +8,7 @@ import pytest
 import onnx
 from onnx import TensorProto as Type
 from onnx import helper, numpy_helper
-from sa3_models.errors import ArtefactMissing, RunFailed, UsageError
-from sa3_models.stages import Port
-from sa3_runtime.stages.graph_file import read_graph_file
+from sa3_models.errors import RunFailed, UsageError
 from sa3_runtime.stages.ort import OrtStage
 
 
@@ -45,59 +43,6 @@ def _runs(path: Path) -> bool:
     stage.run({"x": x}, {"velocity": y})
     stage.close()
     return bool((y == x * WEIGHT).all())
-
-
-def test_ports_types_and_data_files_are_read_without_loading(tmp_path: Path) -> None:
-    facts = read_graph_file(_save(tmp_path / "dit.onnx", WEIGHT, external="dit.onnx.data"))
-    assert facts.io.inputs == (Port("x", "float32", (1, 4, "latent_len")),)
-    assert facts.io.outputs == (Port("velocity", "float32", (1, 4, "latent_len")),)
-    assert facts.types == {"float32"}
-    assert facts.data == (tmp_path / "dit.onnx.data",)
-
-
-def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
-    """CASES 14."""
-    path = _save(tmp_path / "dit.onnx", WEIGHT, external="weights.bin")
-    (tmp_path / "weights.bin").unlink()
-    with pytest.raises(ArtefactMissing, match=r"dit\.onnx keeps its weights in weights\.bin"):
-        OrtStage(path, threads=1)
-
-
-def test_a_cut_data_file_is_named(tmp_path: Path) -> None:
-    path = _save(tmp_path / "dit.onnx", WEIGHT, external="weights.bin")
-    (tmp_path / "weights.bin").write_bytes(b"123")
-    with pytest.raises(ArtefactMissing, match=r"weights\.bin is cut: 3 bytes, .* expects 16"):
-        read_graph_file(path)
-
-
-def test_metadata_is_read(tmp_path: Path) -> None:
-    path = _save(tmp_path / "dit.onnx", WEIGHT)
-    model = onnx.load(path)
-    helper.set_model_props(model, {"checkpoint": "abc", "größe": "1"})
-    onnx.save(model, path)
-    assert read_graph_file(path).metadata == {"checkpoint": "abc", "größe": "1"}
-
-
-def test_a_missing_graph_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ArtefactMissing, match=r"nowhere\.onnx is missing"):
-        read_graph_file(tmp_path / "nowhere.onnx")
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"<html>denied</html>", b"\x08\x07", bytes(range(256)) * 9]
-)
-def test_what_is_no_graph_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "dit.onnx"
-    path.write_bytes(content)
-    with pytest.raises(RunFailed, match=r"dit\.onnx is (empty|not an ONNX file)"):
-        read_graph_file(path)
-
-
-def test_a_cut_graph_is_refused(tmp_path: Path) -> None:
-    path = _save(tmp_path / "dit.onnx", WEIGHT)
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(RunFailed, match="not an ONNX file"):
-        read_graph_file(path)
 
 
 def test_a_bfloat16_graph_is_refused_in_words(tmp_path: Path) -> None:
