@@ -18,6 +18,7 @@ from typing import Literal
 
 from sa3_models import __version__
 from sa3_models.files import nearest_folder
+from sa3_models.memory import available_memory, total_memory
 from sa3_models.packages import installed
 from sa3_models.paths import cache_dir, project_root, sa3_home
 from sa3_runtime.cli.machine import Gpus
@@ -58,25 +59,10 @@ def system(_: Gpus) -> Iterator[Check]:
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
         notes.append("container")
     notes.append(f"{allowed_threads()} of {os.cpu_count()} cores")
-    total, free = _memory()
-    if total:
+    free, total = available_memory(swap=False), total_memory()
+    if free is not None and total is not None:
         notes.append(f"{size(free)} of {size(total)} memory free")
     yield Check("system", "OK", ", ".join(notes))
-
-
-def _memory() -> tuple[int, int]:
-    """Bytes of memory in all and available, from the kernel and the control group; 0 if unknown."""
-    try:
-        text = Path("/proc/meminfo").read_text()
-    except OSError:
-        return 0, 0
-    facts = dict(re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE))
-    total, free = int(facts["MemTotal"]) * 1024, int(facts.get("MemAvailable", 0)) * 1024
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (bound := limit.read_text().strip()).isdigit():
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        total, free = min(total, int(bound)), min(free, int(bound) - used)
-    return total, free
 
 
 def python(_: Gpus) -> Iterator[Check]:
