@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,7 +50,7 @@ class Box:
 
 
 def card(name: str, capability: str, driver: str, *, mig: str = "Disabled") -> str:
-    return f"0, {name}, {capability}, {driver}, 24564, {mig}"
+    return f"0, {name}, {capability}, {driver}, 24564, {mig}, GPU-{zlib.crc32(name.encode()):08x}-1"
 
 
 def box(name: str, capability: str, driver: str, *, mig: str = "Disabled", **rest) -> Box:
@@ -61,6 +62,11 @@ H200 = card("NVIDIA H200", "9.0", "580.65.06")
 BLACKWELL = card("NVIDIA GeForce RTX 5090", "12.0", "580.65.06", mig="[N/A]")
 TURING = card("NVIDIA GeForce RTX 2080", "7.5", "580.65.06")
 ADA = card("NVIDIA GeForce RTX 4090", "8.9", "581.15", mig="[N/A]")
+
+
+def visible(devices: str, **env: str) -> Box:
+    """A machine with an older card in its first slot and a newer one in its second."""
+    return Box((TURING, BLACKWELL), env={"CUDA_VISIBLE_DEVICES": devices, **env})
 
 
 def stub(folder: Path, name: str, body: str) -> None:
@@ -90,7 +96,7 @@ def make_path(folder: Path, box: Box) -> Path:
         lines = "\n".join(f"echo '{line}'" for line in box.cards)
         if box.smi_old:
             old = "\n".join(
-                "echo '{}'".format(", ".join(line.split(", ")[i] for i in (0, 1, 3)))
+                "echo '{}'".format(", ".join(line.split(", ")[i] for i in (0, 1, 3, 6)))
                 for line in box.cards
             )
             body = (
@@ -158,10 +164,18 @@ MACHINES = {
     "no devices": (Box(("No devices were found",)), "core", "lists no card"),
     "nvidia-smi says nothing": (Box(()), "core", "lists no card"),
     "two equal cards": (Box((H200, H200)), TRT13, "2 cards"),
-    "two different cards": (Box((TURING, BLACKWELL)), TRT13, "2 cards of sm_75 sm_120"),
+    "two different cards": (Box((TURING, BLACKWELL)), TRT13, "2 cards of sm_120 sm_75"),
     "the better card decides": (Box((TURING, BLACKWELL)), TRT13, "5090, compute capability 12.0"),
     "MIG": (box("NVIDIA H200", "9.0", "580.1", mig="Enabled"), TRT13, "MIG is on"),
-    "hidden cards": (Box((H200,), env={"CUDA_VISIBLE_DEVICES": ""}), "core", "hides every GPU"),
+    "hidden cards": (visible(""), "core", "hides every GPU"),
+    "hidden by -1": (visible("-1"), "core", "hides every GPU"),
+    "hidden by a slip": (visible("7"), "core", "CUDA_VISIBLE_DEVICES='7' hides every GPU"),
+    "the second is visible": (visible("1"), RTX, "2080, compute capability 7.5"),
+    "both, turned": (visible("1,0"), RTX, "2 cards of sm_75 sm_120"),
+    "by slot": (visible("1", CUDA_DEVICE_ORDER="PCI_BUS_ID"), TRT13, "5090"),
+    "by UUID": (visible(TURING.rpartition(", ")[2]), RTX, "2080, compute capability 7.5"),
+    "by half a UUID": (visible(TURING.rpartition(", ")[2][:9]), RTX, "2080"),
+    "up to the first slip": (visible("1,9,0"), RTX, "2080, compute capability 7.5, driver"),
     "WSL without a card": (Box(release=WSL), "core", "driver on the Windows side"),
     "WSL with a card": (Box((ADA,), release=WSL), RTX, "Linux x86_64, WSL"),
     "WSL, old driver": (box("RTX 3080", "8.6", "471.11", release=WSL), "core", "Windows side"),

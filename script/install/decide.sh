@@ -24,6 +24,7 @@ decide_gpu() {
                 fi
                 ;;
             failed) WHY="nvidia-smi fails, the driver is not running: ${SMI_SAYS%%$'\n'*}" ;;
+            hidden) WHY="CUDA_VISIBLE_DEVICES='$CUDA_VISIBLE_DEVICES' hides every GPU" ;;
             *) WHY='nvidia-smi lists no card' ;;
         esac
         if [[ -n $ARCH && $MACHINE == x86_64 ]]; then
@@ -35,10 +36,6 @@ decide_gpu() {
                 *) WHY="$WHY; engines for sm_${ARCH/./} can be downloaded here, not built" ;;
             esac
         fi
-        return
-    fi
-    if [[ ${CUDA_VISIBLE_DEVICES-unset} == '' || ${CUDA_VISIBLE_DEVICES-} == -1 ]]; then
-        WHY='CUDA_VISIBLE_DEVICES hides every GPU'
         return
     fi
     if [[ $MACHINE != x86_64 ]]; then

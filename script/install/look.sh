@@ -22,7 +22,8 @@ look_system() {
     return 0
 }
 
-# Cards as lines "index, name, capability, driver, MiB, MIG"; SMI says how nvidia-smi answered.
+# Cards as lines "index, name, capability, driver, MiB, MIG, UUID"; SMI says how nvidia-smi answered:
+# absent, failed, empty (no card), hidden (no card that a program may use), old, ok.
 look_gpu() {
     GPUS='' SMI=absent SMI_SAYS=''
     local smi=nvidia-smi
@@ -32,13 +33,13 @@ look_gpu() {
     fi
     local patience=()
     if command -v timeout >/dev/null; then patience=(timeout 30); fi
-    local fields=index,name,compute_cap,driver_version,memory.total,mig.mode.current
+    local fields=index,name,compute_cap,driver_version,memory.total,mig.mode.current,uuid
     if SMI_SAYS=$(${patience[@]+"${patience[@]}"} "$smi" "--query-gpu=$fields" --format=csv,noheader,nounits 2>&1); then
         SMI=ok
-    elif SMI_SAYS=$(${patience[@]+"${patience[@]}"} "$smi" --query-gpu=index,name,driver_version --format=csv,noheader,nounits 2>&1); then
+    elif SMI_SAYS=$(${patience[@]+"${patience[@]}"} "$smi" --query-gpu=index,name,driver_version,uuid --format=csv,noheader,nounits 2>&1); then
         SMI=old # a driver from before these questions existed
-        SMI_SAYS=$(while IFS=, read -r index name driver; do
-            printf '%s,%s, N/A,%s, N/A, N/A\n' "$index" "$name" "$driver"
+        SMI_SAYS=$(while IFS=, read -r index name driver uuid; do
+            printf '%s,%s, N/A,%s, N/A, N/A,%s\n' "$index" "$name" "$driver" "$uuid"
         done <<<"$SMI_SAYS")
     else
         SMI=failed
@@ -49,20 +50,44 @@ look_gpu() {
         [[ $line =~ ^[0-9]+, ]] && GPUS+=$line$'\n'
     done <<<"$SMI_SAYS"
     [[ -n $GPUS ]] || SMI=empty
+    [[ ${CUDA_DEVICE_ORDER-} == PCI_BUS_ID ]] || GPUS=$(LC_ALL=C sort -s -t, -k3,3nr <<<"$GPUS")
+    if [[ -n $GPUS && -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
+        GPUS=$(visible_gpus)
+        [[ -n $GPUS ]] || SMI=hidden
+    fi
 }
 
-# The best card: CUDA counts the fastest first, nvidia-smi by slot, so the highest capability wins.
+# The cards that CUDA_VISIBLE_DEVICES names, by index or UUID, up to the first that is not there.
+visible_gpus() {
+    local word line found index words
+    IFS=, read -r -a words <<<"$CUDA_VISIBLE_DEVICES"
+    for word in ${words[@]+"${words[@]}"}; do
+        found='' index=0
+        while IFS= read -r line; do
+            case $(trim "$word") in
+                "$index") found=$line ;;
+                GPU-*) [[ ${line##*, } != "$(trim "$word")"* ]] || found=$line ;;
+                MIG-*) [[ $line != *', Enabled, '* ]] || found=$line ;;
+            esac
+            index=$((index + 1))
+        done <<<"$GPUS"
+        [[ -n $found ]] || break
+        printf '%s\n' "$found"
+    done
+}
+
+# The first of CUDA's cards: that of the highest capability, unless CUDA_DEVICE_ORDER or
+# CUDA_VISIBLE_DEVICES say otherwise.
 choose_gpu() {
     GPU_NAME='' GPU_CC='' DRIVER='' GPU_COUNT=0 GPU_MIG=no GPU_OTHERS=''
-    local index name cc driver mig best=-1 rank
-    while IFS=, read -r index name cc driver _ mig; do
+    local index name cc driver mig
+    while IFS=, read -r index name cc driver _ mig _; do
         [[ -n $index ]] || continue
         GPU_COUNT=$((GPU_COUNT + 1))
         name=$(trim "$name") cc=$(trim "$cc") driver=$(trim "$driver") mig=$(trim "$mig")
-        rank=0
-        if [[ $cc =~ ^[0-9]+\.[0-9]$ ]]; then rank=${cc/./}; else cc=''; fi
-        if ((rank > best)); then
-            best=$rank GPU_NAME=$name GPU_CC=$cc DRIVER=$driver
+        [[ $cc =~ ^[0-9]+\.[0-9]$ ]] || cc=''
+        if ((GPU_COUNT == 1)); then
+            GPU_NAME=$name GPU_CC=$cc DRIVER=$driver
             [[ $mig == Enabled ]] && GPU_MIG=yes || GPU_MIG=no
         fi
         case "$GPU_OTHERS " in *" sm_${cc/./} "*) ;; *) GPU_OTHERS+=" sm_${cc/./}" ;; esac

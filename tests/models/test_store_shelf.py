@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sa3_models import inventory, store
+from sa3_models import gpus, inventory, store
 from sa3_models.catalogue import resolve
 from sa3_models.errors import UsageError
 from sa3_models.hub import Hub
@@ -54,22 +54,52 @@ def test_a_pull_prints_the_folder_and_a_second_one_that_it_is_complete(sa3, home
     assert "complete" in err
 
 
-def test_a_machine_without_gpu_pulls_the_checkpoint_by_default(sa3, home, monkeypatch):
-    monkeypatch.setenv("PATH", "")
+class FakeDriver:
+    """libcuda of a machine with these capabilities, as `CUDA_VISIBLE_DEVICES` leaves them."""
+
+    def __init__(self, *capabilities: int) -> None:
+        self.capabilities = capabilities
+
+    def cuInit(self, flags):
+        return 0
+
+    def cuDeviceGetCount(self, count):
+        count._obj.value = len(self.capabilities)
+        return 0
+
+    def cuDeviceGetAttribute(self, value, attribute, index):
+        major = attribute == 75
+        value._obj.value = (
+            self.capabilities[index] // 10 if major else self.capabilities[index] % 10
+        )
+        return 0
+
+
+@pytest.fixture
+def cards(monkeypatch, tmp_path):
+    """A machine with an H200 for nvidia-smi, and for programs what these capabilities say."""
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 9.0, 143771, 143000, 580.65.06, Disabled'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:/bin:/usr/bin")
+    return lambda *found: monkeypatch.setattr(gpus.ctypes, "CDLL", lambda _: FakeDriver(*found))
+
+
+@pytest.mark.parametrize("visible", [(), (86,), (86, 90)])
+def test_without_a_visible_gpu_that_engines_are_published_for_the_checkpoint_is_pulled(
+    sa3, home, cards, visible
+):
+    """CASES 29: nvidia-smi counts hidden cards, and in another order."""
+    cards(*visible)
     code, _, _ = sa3("pull", "sm-music")
     assert code == 0
     assert inventory.holding(resolve("sm-music")).checkpoint == "complete"
     assert not list(home.glob("sm_*"))
 
 
-def test_a_machine_with_a_published_architecture_pulls_engines_and_settings(
-    sa3, home, monkeypatch, tmp_path
-):
-    tool = tmp_path / "bin" / "nvidia-smi"
-    tool.parent.mkdir()
-    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 9.0, 143771, 143000, 580.65.06, Disabled'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tool.parent}:/bin:/usr/bin")
+def test_a_published_architecture_pulls_engines_and_settings(sa3, cards):
+    cards(90, 86)
     code, _, _ = sa3("pull", "sm-music")
     assert code == 0
     holding = inventory.holding(resolve("sm-music"))
@@ -78,8 +108,8 @@ def test_a_machine_with_a_published_architecture_pulls_engines_and_settings(
     assert (resolve("sm-music").checkpoint / "t5gemma-b-b-ul2" / "tokenizer.json").exists()
 
 
-def test_engines_without_a_gpu_ask_for_the_architecture(sa3, monkeypatch):
-    monkeypatch.setenv("PATH", "")
+def test_engines_without_a_visible_gpu_ask_for_the_architecture(sa3, cards):
+    cards()
     code, _, err = sa3("pull", "sm-music", "--engines")
     assert code == 2
     assert "--arch sm_90" in err

@@ -31,7 +31,7 @@ def gpus(monkeypatch):
     """Pretend that these cards are here, and that these packages are."""
 
     def pretend(*cards: Gpu, driver: str = "580.65.06", packages: dict[str, str] | None = None):
-        found = Gpus(cards, driver)
+        found = Gpus(cards, driver, visible=tuple(card.architecture for card in cards))
         monkeypatch.setattr(doctor_module, "find_gpus", lambda: found)
         real = checks.installed
         table = packages or {}
@@ -126,6 +126,17 @@ def test_a_card_says_its_memory_and_partition(gpus):
     gpus(Gpu("NVIDIA H200", "sm_90", 141_000_000_000, 100_000_000_000, mig=True))
     [(_, said, _)] = told("gpu 0")
     assert said == "NVIDIA H200, sm_90, 100 GB of 141 GB free, MIG is on"
+
+
+def test_hidden_cards_are_told(monkeypatch):
+    """CASES 29."""
+    for chosen, visible, wanted in (("", (), 1), ("7", (), 1), ("1", ("sm_120",), 0)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+        card = Gpu("GPU", "sm_86", 1, 1)
+        here = Gpus((card, Gpu("GPU", "sm_120", 1, 1)), "580.1", visible=visible)
+        monkeypatch.setattr(doctor_module, "find_gpus", lambda here=here: here)
+        hidden = [said for _, said, _ in told("gpu")]
+        assert hidden == [f"CUDA_VISIBLE_DEVICES='{chosen}' hides every GPU"] * wanted
 
 
 def test_another_tensorrt_than_the_published_engines_need_is_told(gpus):
@@ -226,7 +237,7 @@ def test_cards_are_read_from_nvidia_smi(smi):
     )
     found = find_gpus()
     assert found.driver == "580.65.06"
-    assert found.architectures == ("sm_90",)
+    assert found.visible == ()  # nvidia-smi lists cards that no program may use: the driver knows
     assert found.cards[0] == Gpu("NVIDIA H200", "sm_90", 143771 << 20, 143000 << 20, mig=True)
     assert found.cards[1] == Gpu("GPU", "", 0, 0)
 

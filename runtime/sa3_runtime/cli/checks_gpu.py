@@ -62,9 +62,9 @@ def driver(gpus: Gpus) -> Iterator[Check]:
             said += f", {size(card.free)} of {size(card.total)} free"
         said += ", MIG is on" if card.mig else ""
         yield Check(f"gpu {index}", "OK", said)
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if hidden in ("", "-1"):
-        yield Check("gpu", "WARN", "CUDA_VISIBLE_DEVICES hides every GPU", "unset it")
+    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None and not gpus.visible:
+        said = f"CUDA_VISIBLE_DEVICES='{chosen}' hides every GPU"
+        yield Check("gpu", "WARN", said, "unset it")
 
 
 def cuda(gpus: Gpus) -> Iterator[Check]:
@@ -142,13 +142,13 @@ def _providers(runtime: object) -> list[str]:
 
 
 def models(gpus: Gpus) -> Iterator[Check]:
-    """Each model that is here, and whether its engines load on the cards that are here."""
+    """Each model that is here, and whether its engines load on the cards that may be used."""
     found = [holding for holding in inventory.holdings() if not holding.empty]
     if not found:
         yield Check("models", "WARN", f"none in {sa3_home()}", "sa3 pull small-music")
     machines = [
         Machine(flavour, version, architecture)
-        for architecture in gpus.architectures
+        for architecture in gpus.visible
         for flavour, version in _tensorrt_here().items()
     ]
     for holding in found:
@@ -162,7 +162,7 @@ def models(gpus: Gpus) -> Iterator[Check]:
             f"{', '.join(parts)}, {size(holding.bytes)}",
             f"sa3 pull {model.name}" if partial else "",
         )
-        for arch in gpus.architectures:
+        for arch in gpus.visible:
             if machines and arch not in holding.engines:
                 said = f"no engines for {arch}: it runs through ONNX Runtime"
                 yield Check(model.name, "WARN", said, f"sa3 build {model.name}")

@@ -12,13 +12,13 @@ import click
 
 from sa3_models.catalogue import Model, catalogue, resolve
 from sa3_models.errors import UsageError
+from sa3_models.gpus import local_architectures
 from sa3_models.hub import Hub
 from sa3_models.paths import architecture_name
 from sa3_models.store import Fetch, Reporter, complete, plan
 from sa3_models.store import pull as pull_files
 from sa3_models.wants import Want, want_checkpoint, want_engines, want_onnx, want_settings
 from sa3_runtime.cli.common import Command, option, talkative
-from sa3_runtime.cli.machine import find_gpus
 from sa3_runtime.view import View, size
 
 __all__ = ["Report", "pull"]
@@ -89,13 +89,13 @@ def pull(
 def _what(
     arch: str | None, engines: bool, checkpoint: bool, onnx: bool
 ) -> tuple[str | None, bool, bool]:
-    """Fill in what was not said: the architecture of this machine, engines if published for it."""
+    """Fill in what was not said: the first visible GPU's architecture, engines if published."""
     said = engines or checkpoint or onnx
     if arch is None and (engines or not said):
-        arch = next(iter(find_gpus().architectures), None)
+        arch = next(iter(local_architectures()), None)
     if engines and arch is None:
         raise UsageError(
-            "engines belong to an architecture, and this machine has no GPU to tell it",
+            "engines belong to an architecture, and there is no visible GPU to tell it",
             hint=f"--arch {' or --arch '.join(catalogue().architectures)}",
         )
     if not said:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from sa3_models.gpus import local_architectures
 from sa3_models.packages import installed
 
 __all__ = ["Gpu", "Gpus", "find_gpus"]
@@ -30,24 +31,28 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What was found. driver: its version, "" without one. trouble: why nothing was found."""
+    """What was found. driver: its version, "" without one. trouble: why nothing was found.
+
+    cards: all there are. visible: architectures of those that a program may use, each once.
+    """
 
     cards: tuple[Gpu, ...] = ()
     driver: str = ""
     trouble: str = ""
-
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        """Each architecture once."""
-        return tuple(dict.fromkeys(card.architecture for card in self.cards if card.architecture))
+    visible: tuple[str, ...] = ()
 
 
 def find_gpus() -> Gpus:
-    """Ask NVML if cuda-core is installed, else nvidia-smi; never raises."""
+    """Ask NVML if cuda-core is installed, else nvidia-smi; never raises.
+
+    Neither knows `CUDA_VISIBLE_DEVICES`, nor the order of CUDA's devices: the driver does.
+    """
     found = Gpus()
     if installed("cuda-core"):
         found = _from_nvml()
-    return found if found.cards else _from_nvidia_smi()
+    if not found.cards:
+        found = _from_nvidia_smi()
+    return replace(found, visible=local_architectures())
 
 
 def _from_nvml() -> Gpus:
