@@ -102,16 +102,11 @@ def pieces_for(
 
 
 def is_ready(piece: Piece) -> bool:
-    """Whether its graph is there, with a ceiling input exactly if asked for.
+    """Whether its graph is there, whole, with a ceiling input exactly if asked for.
 
     It may still be older than the checkpoint: `graph_of` knows.
     """
-    if not piece.graph.is_file():
-        return False
-    if piece.model is None or piece.stage is not Stage.DECODER:
-        return True
-    ports = {port.name for port in read_onnx(piece.graph).inputs}
-    return ("limiter_ceiling" in ports) == piece.ceiling
+    return _reason_against(piece) is None
 
 
 def check_source(piece: Piece) -> None:
@@ -124,12 +119,13 @@ def check_source(piece: Piece) -> None:
         raise ArtefactMissing(
             f"{piece.model.name} is not here: "
             f"neither {piece.graph.name} nor a checkpoint to export",
+            found=_reason_against(piece),
             hint=f"sa3 pull {piece.model.name} --checkpoint, or the same command with --from hub",
         )
 
 
 def graph_of(piece: Piece, *, say: Say) -> OnnxFile:
-    """The piece's graph, exported now if it isn't there or older than its checkpoint.
+    """The piece's graph, exported now if it isn't there, damaged or older than its checkpoint.
 
     Raises:
         ArtefactMissing: neither graph nor checkpoint is here, or a given graph is broken.
@@ -144,11 +140,25 @@ def graph_of(piece: Piece, *, say: Say) -> OnnxFile:
 
     lowering = default_lowering(piece.precision)
     job = Job(piece.stage, piece.precision, lowering, piece.graph, piece.ceiling)
-    if not is_ready(piece):
-        say(f"{piece.name}: exporting from {model.checkpoint}")
+    if (reason := _reason_against(piece)) is not None:
+        say(f"{piece.name}: {reason and reason + ', '}exporting from {model.checkpoint}")
     for _ in run(Checkpoint(model.checkpoint), [job]):
         pass
     return read_onnx(piece.graph)
+
+
+def _reason_against(piece: Piece) -> str | None:
+    """Why a graph is to be exported, "" if there is none yet; None if it is ready."""
+    if not piece.graph.is_file():
+        return ""
+    if piece.model is None:
+        return None
+    try:
+        graph = read_onnx(piece.graph)
+    except ArtefactMissing as error:
+        return error.what
+    ceiling = any(port.name == "limiter_ceiling" for port in graph.inputs)
+    return None if ceiling == piece.ceiling else "the limiter's ceiling is to change"
 
 
 def pull_checkpoints(words: Sequence[str], *, say: Say) -> None:

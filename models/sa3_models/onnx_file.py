@@ -123,8 +123,8 @@ def read_onnx(path: Path) -> OnnxFile:
     """Read the facts of an ONNX file; weights and nodes stay on disk.
 
     Raises:
-        ArtefactMissing: the file or one of its data files is missing, cut, a pointer to a large
-            file, or no ONNX.
+        ArtefactMissing: the file or one of its data files is missing, cut, altered in size, a
+            pointer to a large file, or no ONNX.
     """
     if not path.is_file():
         raise ArtefactMissing(f"there is no file {path}", hint="sa3 export makes it")
@@ -175,14 +175,23 @@ def _facts(path: Path, model: memoryview) -> OnnxFile:
     types.update(_element(row) for row in (*inputs, *outputs))
     for location, end in ends.items():
         _check_data(path, path.parent / location, end)
+    data = tuple(path.parent / location for location in ends)
+    metadata = dict(_entry(row) for row in _messages(model, 14))
+    there = sum(file.stat().st_size for file in data)
+    if metadata.get("data_bytes", str(there)) != str(there):  # our exporter notes it
+        raise ArtefactMissing(
+            f"the weights of {path.name} are not those it was written with",
+            found=f"{there:,} bytes instead of {int(metadata['data_bytes']):,}",
+            hint="copy or export it again",
+        )
     return OnnxFile(
         path=path,
         inputs=tuple(_port(row) for row in inputs),
         outputs=tuple(_port(row) for row in outputs),
         types=frozenset(_name(kind) for kind in types if kind),
         weight_bytes=weight_bytes,
-        data=tuple(path.parent / location for location in ends),
-        metadata=dict(_entry(row) for row in _messages(model, 14)),
+        data=data,
+        metadata=metadata,
         opset=max(
             (_number(row, 2) for row in _messages(model, 8) if _text(row, 1) in _STANDARD),
             default=0,

@@ -3,8 +3,8 @@
 Knows: which stages a checkpoint has, when a file is up to date, disk space. Doesn't know: any
 layer, models by name, terminals.
 
-A file is up to date if its metadata names the same checkpoint, precision, lowering and exporter
-version, and its data file has the noted size. Everything is written beside the target and renamed.
+A file is up to date if it is whole and its metadata names the same checkpoint, precision, lowering
+and exporter version. Everything is written beside the target and renamed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sa3_models import __version__
 from sa3_models.checkpoint import Checkpoint
-from sa3_models.errors import BuildFailed, Sa3Error, UsageError
+from sa3_models.errors import ArtefactMissing, BuildFailed, Sa3Error, UsageError
 from sa3_models.files import nearest_folder
 from sa3_models.onnx_file import read_onnx
 from sa3_models.stages import EXPORTER, RENDER_STAGES, Precision, Stage, stage_file
@@ -279,14 +279,11 @@ def _metadata(checkpoint: Checkpoint, job: Job) -> dict[str, str]:
 def _up_to_date(path: Path, metadata: dict[str, str]) -> bool:
     """Whether a file was made from the same checkpoint in the same way, and is whole."""
     try:
-        have = read_onnx(path)
-    except Sa3Error:  # not there, or damaged
+        have = read_onnx(path).metadata
+    except ArtefactMissing:  # or damaged
         return False
     key = [name for name in metadata if name not in ("sa3_version", "facts")]
-    size = sum(file.stat().st_size for file in have.data)
-    return all(have.metadata.get(name) == metadata[name] for name in key) and (
-        have.metadata.get("data_bytes") == str(size)
-    )
+    return all(have.get(name) == metadata[name] for name in key)
 
 
 def _check_disk(path: Path, size: int) -> None:

@@ -68,7 +68,7 @@ class Bundle:
     def onnx_file(
         self, stage: Stage, precision: Precision, lowering: str = "operators"
     ) -> Path | None:
-        """An existing ONNX file of a stage, or None; one of another checkpoint doesn't count.
+        """An ONNX file of a stage, or None; a damaged one, or of another checkpoint, doesn't count.
 
         Pulled graphs of the published repository serve where there are no weights to export.
         Its autoencoders are BF16, which stands in for FP16 (never for FP32: no CPU runs it).
@@ -78,7 +78,7 @@ class Bundle:
         if own.is_file():
             return own
         exported = self._export_dir(stage) / name
-        if exported.is_file() and self._is_ours(exported):
+        if exported.is_file() and self._reason_against(exported) is None:
             return exported
         if self._has_weights:
             return None
@@ -86,20 +86,30 @@ class Bundle:
         graphs = (published_graph(self.model, stage, number) for number in formats)
         return next(filter(None, graphs), None)
 
-    def _is_ours(self, path: Path) -> bool:
-        """Whether an export was made from the checkpoint that is there now, by today's exporter.
+    def outdated(self, precision: Precision, lowering: str = "operators") -> tuple[str, ...]:
+        """Exports that are there and don't count, each with the reason: they are made again."""
+        names = {stage: f"{stage_file(stage, precision, lowering)}.onnx" for stage in Stage}
+        paths_there = [self._export_dir(stage) / name for stage, name in names.items()]
+        reasons = [self._reason_against(path) for path in paths_there if path.is_file()]
+        return tuple(filter(None, reasons))
 
-        The key of a directory holds its fingerprint already; without weights nothing can be made
-        anew.
+    def _reason_against(self, path: Path) -> str | None:
+        """Why an export doesn't count: damaged, or not of this checkpoint and today's exporter.
+
+        None if it does. The key of a directory holds its fingerprint already; without weights
+        nothing can be made anew.
         """
         if not self._has_weights:
-            return True
-        metadata = read_onnx(path).metadata
+            return None
+        try:
+            metadata = read_onnx(path).metadata
+        except ArtefactMissing as error:
+            return error.what
         if metadata.get("exporter", str(EXPORTER)) != str(EXPORTER):
-            return False
-        if self.directory is not None:
-            return True
-        return metadata.get("checkpoint") in (None, self._fingerprint)
+            return f"{path.name} was made by another version of the exporter"
+        if self.directory is None and metadata.get("checkpoint") not in (None, self._fingerprint):
+            return f"{path.name} was made from another checkpoint"
+        return None
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -159,7 +169,7 @@ class Bundle:
         if not self.allow_export:
             raise ArtefactMissing(
                 f"{self.model.name} isn't exported yet",
-                found=f"missing: {', '.join(names)}",
+                found="; ".join(self.outdated(precision)) or f"missing: {', '.join(names)}",
                 hint=f"sa3 export {self._word}",
             )
         from filelock import FileLock

@@ -138,6 +138,26 @@ def test_what_is_missing_is_exported_and_built_once(fake, home):
     assert all(line.endswith("up to date") for line in again)
 
 
+def test_a_damaged_export_is_made_again_and_said(fake, home):
+    wish = Wish(words=(str(TINY), "dit_prepare"), arch=("sm_86",))
+    carry_out(plan(wish, say=str), say=str)
+    [graph] = home.glob("onnx/*/*/*.onnx")
+    whole = graph.read_bytes()
+    graph.write_bytes(whole[:-40])
+    said: list[str] = []
+    [(_, record)] = carry_out(plan(wish, say=said.append), say=said.append)
+    assert record is None  # the same graph again: its engine is still right
+    assert "dit_prepare_fp16.onnx is not an ONNX model, exporting from" in said[0]
+    assert graph.read_bytes() == whole
+
+
+def test_a_damaged_export_without_its_checkpoint_is_named(fake, home, write_graph):
+    graph = write_graph(home / "onnx/small-music/same-s/dec_bf16_chunkable_limiter.onnx")
+    graph.write_bytes(graph.read_bytes()[:-40])
+    with pytest.raises(ArtefactMissing, match="is not an ONNX model – sa3 pull small-music"):
+        plan(Wish(words=("small-music", "dec"), arch=("sm_86",)), say=str)
+
+
 def test_every_engine_asked_for_is_named_also_those_that_were_there(fake, home):
     words = (str(TINY), "dit_prepare")
     carry_out(plan(Wish(words, ("sm_86",)), say=str), say=str)

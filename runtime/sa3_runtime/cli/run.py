@@ -231,18 +231,26 @@ class Run:
                     self._deliver(model, clip, target)
 
     def _announce_export(self, model: Model, device: str) -> None:
-        """Say that a first use takes longer, where no progress is drawn that shows it."""
+        """Say which exports are made again and why, and that a first use takes longer.
+
+        The latter only where no progress is drawn that shows it.
+        """
         from sa3_models.stages import DIT_PARTS, RENDER_STAGES, Stage
         from sa3_runtime.bundle import find_bundle
         from sa3_runtime.record import word_of
 
-        if device == "cpu" and not self.view.progress:
-            bundle = find_bundle(word_of(model))
-            missing = {s for s in RENDER_STAGES if bundle.onnx_file(s, "fp32") is None}
-            if bundle.onnx_file(Stage.DIT, "fp32"):
-                missing -= set(DIT_PARTS)
-            if missing:
-                self.view.note(f"exporting {model.name} first; a large model takes minutes")
+        if device != "cpu":
+            return
+        bundle = find_bundle(word_of(model))
+        missing = {s for s in RENDER_STAGES if bundle.onnx_file(s, "fp32") is None}
+        if bundle.onnx_file(Stage.DIT, "fp32"):
+            missing -= set(DIT_PARTS)
+        if not missing:
+            return
+        for reason in bundle.outdated("fp32"):
+            self.view.note(f"{reason}: exporting it again")
+        if not self.view.progress:
+            self.view.note(f"exporting {model.name} first; a large model takes minutes")
 
     def _tell(self, clip: Clip, told: set[str]) -> None:
         """What is to be known about a clip; the same words about several clips only once."""

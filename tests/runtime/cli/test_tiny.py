@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sa3_runtime import audio
+from sa3_models.errors import ArtefactMissing
+from sa3_runtime import audio, load
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +54,35 @@ def test_every_mode_from_one_command_line(run):
         hashes.add(ran.objects[0]["pcm_sha256"])
         assert ran.objects[0]["seconds"] == (3.0 if "2:3" in words else 2.0)
     assert len(hashes) == len(modes)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+DAMAGES = {
+    "t5gemma_fp32.onnx": (_cut, "t5gemma_fp32.onnx is not an ONNX model"),
+    "dit_step_fp32.onnx.data": (_cut, "dit_step_fp32.onnx.data is cut"),
+    "enc_fp32_chunkable.onnx.data": (Path.unlink, "which is missing"),
+    "dec_fp32_chunkable_limiter.onnx.data": (
+        lambda path: path.write_bytes(path.read_bytes() + b"more"),
+        "the weights of dec_fp32_chunkable_limiter.onnx are not those it was written with",
+    ),
+}
+
+
+def test_damaged_exports_are_made_again_with_a_line_each(run, home, tiny):
+    words = ["--prompt", "x", "--seconds", 1, "--seed", 7, "--json"]
+    (first,) = run(*words).objects
+    for name, (damage, _) in DAMAGES.items():
+        (path,) = home.glob(f"onnx/{tiny.name}-*/*/{name}")
+        damage(path)
+    with pytest.raises(ArtefactMissing, match=r"is cut; .* – sa3 export"):
+        load(tiny, device="cpu", allow_export=False)
+    ran = run(*words)
+    assert ran.code == 0, ran.err
+    for _, said in DAMAGES.values():
+        assert ran.err.count(said) == 1
+    assert ran.err.count("exporting it again") == len(DAMAGES)
+    assert ran.objects[0]["pcm_sha256"] == first["pcm_sha256"]
+    assert "exporting" not in run(*words).err
