@@ -107,17 +107,24 @@ def build(jobs: int, dry_run: bool, yes: bool, as_json: bool, quiet: bool, **wis
 def inspect(path: Path, as_json: bool) -> None:
     """Ports, profiles, scratch, targets, precision and provenance of a graph or an engine.
 
-    PATH is a .onnx or .trt file, or a folder of them. Nothing is loaded onto a GPU.
+    PATH is a .onnx or .trt file, or a folder of them. Nothing is loaded onto a GPU. A damaged file
+    ends it with 3, when all is shown.
     """
     from sa3_build.inspect import inspect as look
     from sa3_build.show import lines
+    from sa3_models.errors import ArtefactMissing
 
     report = look(path)
     if as_json:
         _print(report)
-        return
-    for line in lines(report):
-        click.echo(line)
+    else:
+        for line in lines(report):
+            click.echo(line)
+    hint = "build, export or pull again what is damaged"
+    if "error" in report:
+        raise ArtefactMissing(f"{path.name} is damaged", found=report["error"], hint=hint)
+    if broken := [Path(row["path"]).name for row in report.get("entries", ()) if "error" in row]:
+        raise ArtefactMissing(f"files in {path} are damaged", found=", ".join(broken), hint=hint)
 
 
 def _someone_is_there() -> bool:

@@ -51,8 +51,8 @@ def read_header(engine: Path) -> Header | None:
 def inspect(path: Path) -> Report:
     """Everything known about one file, or about all graphs and engines below a directory.
 
-    The result is plain JSON data with `kind` "onnx", "engine" or "directory"; in a directory a file
-    that cannot be read is listed with its `error` instead of ending the walk.
+    The result is plain JSON data with `kind` "onnx", "engine" or "directory". A damaged engine has
+    an `error`; in a directory so has a file that cannot be read (kind "broken").
 
     Raises:
         ArtefactMissing: nothing there, a broken file, or none of these kinds.
@@ -124,14 +124,13 @@ def _engine(path: Path) -> Report:
             "version": header.version,
             "targets": list(header.targets),
         }
-        if header.size != path.stat().st_size:
-            report["error"] = f"cut: {path.stat().st_size:,} of {header.size:,} bytes"
     sidecar = read_sidecar(path)
-    if sidecar is None:
-        return report | {"record": None}
-    if sidecar.engine_bytes != path.stat().st_size or sidecar.engine_sha256 != sha256_of(path):
-        report["error"] = "not the engine its record describes"
-    return report | {"record": _plain(sidecar)}
+    whole = sidecar.engine_bytes if sidecar else header.size if header else report["bytes"]
+    if report["bytes"] != whole:
+        report["error"] = f"{report['bytes']:,} bytes instead of {whole:,}"
+    elif sidecar and sidecar.engine_sha256 != sha256_of(path):
+        report["error"] = "another sha256 than its record says"
+    return report | {"record": _plain(sidecar) if sidecar else None}
 
 
 def _ports(ports: Iterable[Any]) -> list[Report]:

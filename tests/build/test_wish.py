@@ -322,6 +322,26 @@ def test_inspect_as_a_command(fake, home):
     assert json.loads(result.stdout)["kind"] == "engine"
     result = CliRunner().invoke(cli_module.inspect, [str(engine)])
     assert "tensorrt-rtx 1.7.1.116" in result.stdout
+    assert CliRunner().invoke(cli_module.inspect, [str(home)]).exit_code == 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "altered"])
+def test_a_damaged_engine_is_shown_and_ends_with_three(fake, home, damage):
+    run(str(TINY), "dec", "--arch", "sm_86")
+    [engine] = home.glob("sm_86/*/*.trt")
+    whole = engine.read_bytes()
+    engine.unlink()
+    engine.write_bytes(whole[:-1] if damage == "cut" else whole[:-1] + b"?")
+    found = "4,999 bytes instead of 5,000" if damage == "cut" else "another sha256"
+    for words in ([], ["--json"]):
+        result = CliRunner().invoke(cli_module.inspect, [str(engine), *words])
+        assert found in result.stdout
+        assert "built" in result.stdout  # all the rest is told too
+        assert isinstance(result.exception, ArtefactMissing)
+        assert f"{engine.name} is damaged: {found}" in str(result.exception)
+        assert result.exception.exit_code == 3
+    result = CliRunner().invoke(cli_module.inspect, [str(home)])
+    assert f"are damaged: {engine.name}" in str(result.exception)
 
 
 def test_the_menu_tells_built_from_stale_and_missing(fake, home):
