@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -52,7 +53,11 @@ def shard_of(text: str | None) -> tuple[int, int]:
 def read_jobs(
     jobs: str, model: str, form: str | None, defaults: Mapping[str, Any]
 ) -> Iterator[Job | tuple[int, Sa3Error]]:
-    """Every row as a job, or as its line number and what is wrong with it."""
+    """Every row as a job, or as its line number and what is wrong with it.
+
+    A row that says the same as one before it is a job of its own: without a seed another variation,
+    with one the same clip once more, under another name.
+    """
     from sa3_runtime.audio.formats import encoding_for
 
     suffix = encoding_for(None, form).suffix
@@ -67,16 +72,26 @@ def read_jobs(
     lines = text.split("\n")  # not splitlines(): JSON strings may hold other separators
     if not any(line.strip() for line in lines):
         raise UsageError("there are no jobs", found=jobs)
+    before: Counter[str] = Counter()
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.lstrip().startswith("//"):
             try:
-                yield _job(number, line, model, suffix, defaults)
+                yield _job(number, line, model, suffix, defaults, before)
             except Sa3Error as error:
                 yield number, error
 
 
-def _job(number: int, line: str, model: str, suffix: str, defaults: Mapping[str, Any]) -> Job:
+def _job(
+    number: int,
+    line: str,
+    model: str,
+    suffix: str,
+    defaults: Mapping[str, Any],
+    before: Counter[str],
+) -> Job:
     """One row, with the settings' values where it has none of its own.
+
+    before: how often each content came in the rows before; this one is added.
 
     Raises:
         UsageError: not a JSON object, an unknown field, or a value that makes no sense.
@@ -106,11 +121,14 @@ def _job(number: int, line: str, model: str, suffix: str, defaults: Mapping[str,
         request = msgspec.convert(row, Request, strict=True)
     except msgspec.ValidationError as error:
         raise UsageError("a value of the wrong type", found=str(error)) from None
+    content = _hash([asdict(request), out])
+    again = {"repeat": before[content]} if before[content] else {}
+    before[content] += 1
     if request.seed is None:
-        request = replace(request, seed=int(_hash(asdict(request))[:8], 16))
+        request = replace(request, seed=int(_hash(asdict(request) | again)[:8], 16))
     source = Path(request.init_audio) if request.init_audio else None
-    content = [model, asdict(request), out or suffix]
-    key = _hash([*content, sha256_of(source) if source and source.is_file() else None])
+    digest = sha256_of(source) if source and source.is_file() else None
+    key = _hash([model, asdict(request) | again, out or suffix, digest])
     if out is None:
         end = f"-{key[:6]}{suffix}"
         name = default_name(model, request.seed or 0, request.prompt, end)

@@ -206,7 +206,7 @@ def test_one_shard_is_all():
         ([], "there are no jobs"),
         ([ROWS[0], {"prompt": "y", "out": "a"}, {"prompt": "z", "out": "a.wav"}],
          "two rows would write the same file: a.wav, lines 2 and 3"),
-        ([ROWS[0], ROWS[0]], "two rows would write the same file"),
+        ([ROWS[1], ROWS[1]], "two rows would write the same file: short.flac, lines 1 and 2"),
     ],
 )  # fmt: skip
 def test_a_file_of_jobs_that_cannot_work_is_refused(batch, jobs, own_place, rows, message):
@@ -214,6 +214,22 @@ def test_a_file_of_jobs_that_cannot_work_is_refused(batch, jobs, own_place, rows
     assert ran.code == 2
     assert message in ran.err
     assert not (own_place / "clips").exists()
+
+
+def test_equal_rows_are_clips_of_their_own(batch, jobs, own_place):
+    """Without a seed a row written twice asks for two variations, with one for the same twice."""
+    free, seeded = {"prompt": "a", "seconds": 0.3}, {"prompt": "b", "seconds": 0.3, "seed": 1}
+    path = jobs(free, seeded, free, seeded, free)
+    ran = batch(path)
+    assert (ran.code, "5 made" in ran.err) == (0, True)
+    entries = {entry["line"]: entry for entry in manifest(own_place)}
+    assert len({entry["file"] for entry in entries.values()}) == 5
+    assert len({entries[line]["pcm_sha256"] for line in (1, 3, 5)}) == 3
+    assert entries[2]["pcm_sha256"] == entries[4]["pcm_sha256"]
+    (own_place / "clips" / entries[3]["file"]).unlink()
+    assert "1 made, 4 skipped" in batch(path).err
+    assert manifest(own_place)[-1]["line"] == 3
+    assert manifest(own_place)[-1]["pcm_sha256"] == entries[3]["pcm_sha256"]
 
 
 def test_jobs_that_cannot_be_read_are_refused(batch, own_place):
