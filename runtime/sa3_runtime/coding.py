@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from sa3_runtime.draft import Draft
     from sa3_runtime.request import Chunking
 
-__all__ = ["decode_steps", "encode_steps", "window_for"]
+__all__ = ["chosen_window", "decode_steps", "encode_steps"]
 
 # what decoders give, and the axis of their samples; only `pcm` is limited
 DECODED = {"pcm": 1, "pcm_unbounded": 1, "audio": 2}
 WINDOW = 128  # latents of a window when the request asks for windows
 
 
-def window_for(chunking: Chunking, device: int, margin: int) -> int | None:
+def chosen_window(chunking: Chunking, device: int, margin: int) -> int | None:
     """Latents coded in one piece, None for any number.
 
     Args:

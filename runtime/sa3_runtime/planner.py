@@ -16,7 +16,7 @@ import numpy as np
 from sa3_models.errors import RunFailed, UsageError
 from sa3_models.geometry import TEXT_LEN
 from sa3_models.stages import StageIO
-from sa3_runtime.coding import decode_steps, encode_steps, window_for
+from sa3_runtime.coding import chosen_window, decode_steps, encode_steps
 from sa3_runtime.draft import Draft, Geometry, geometry_of
 from sa3_runtime.plan import (
     Combine,
@@ -164,7 +164,7 @@ class Planner:
 
     def _coding(self, stage: str) -> dict[str, Any]:
         margin = self._margins[stage]
-        window = window_for(self._request.chunking, self._windows[stage], margin)
+        window = chosen_window(self._request.chunking, self._windows[stage], margin)
         return {"window": window, "margin": margin}
 
     def _declare_states(self, steps: list[Step]) -> None:
