@@ -8,7 +8,7 @@ It holds no time, so that the same request gives the same file. Doesn't know: fl
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,12 +65,10 @@ def source_digest(request: Request) -> str | None:
 
 
 def record_of(model: Model, request: Request, device: str | None, digest: str | None) -> Record:
-    """The record of a resolved request; the path of its source becomes absolute.
+    """The record of a resolved request.
 
     digest: `source_digest` of the request, which a caller with many clips computes once.
     """
-    if request.init_audio is not None:
-        request = replace(request, init_audio=str(Path(request.init_audio).absolute()))
     word = word_of(model)
     return Record(model.name, request, None if word == model.name else word, digest, device)
 

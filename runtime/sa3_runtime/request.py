@@ -142,7 +142,7 @@ class Request:
             raise _useless("no-paste", "an inpaint range", "--inpaint START:END")
 
     def resolve(self, limits: Limits, *, source_seconds: float | None = None) -> Request:
-        """The same request with nothing left open: seed, length and defaults filled in.
+        """The same request with nothing left open: seed, length, defaults, the source's full path.
 
         Args:
             limits: of the model.
@@ -172,6 +172,9 @@ class Request:
             for name in ("negative_prompt", "apg", "rescale"):
                 if getattr(self, name) is not None:
                     raise _useless(name, "guidance", "--cfg above 1")
+        source = self.init_audio
+        if source is not None and Path(source).is_file():
+            source = str(Path(source).absolute())
         level = self.init_noise_level
         if level is None:
             level = INIT_NOISE_DEFAULT if self.init_audio and not self.inpaint else 1.0
@@ -182,6 +185,7 @@ class Request:
             steps=limits.steps if self.steps is None else self.steps,
             sampler=self.sampler or limits.sampler,
             cfg=cfg,
+            init_audio=source,
             init_noise_level=level if self.init_audio else None,
         )
 
@@ -286,13 +290,15 @@ class Clip:
             path: the file.
             format: wav, wav24, wavf, flac, … as `sa3_runtime.audio.formats` names them.
             tags: title, software and comment; by default the prompt and, as JSON, all that
-                `sa3 generate --from` needs to make the clip again.
+                `sa3 generate --from` needs to make the clip again, the SHA-256 of its source (as
+                that is now) included.
         """
         from sa3_runtime import audio
-        from sa3_runtime.record import Record, tags_of
+        from sa3_runtime.record import Record, source_digest, tags_of
 
         if tags is None:
-            made = Record(self.model, self.request, directory=self.directory, device=self.device)
+            digest = source_digest(self.request)
+            made = Record(self.model, self.request, self.directory, digest, self.device)
             tags = tags_of(made)
         return audio.write(path, self.pcm, sample_rate=self.sample_rate, format=format, tags=tags)
 

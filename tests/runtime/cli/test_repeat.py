@@ -83,6 +83,27 @@ def test_a_clip_saved_from_python_is_repeated_too(sa3, stub, own_place, pcm_of):
     assert np.array_equal(pcm_of(again), made.pcm)
 
 
+def test_a_clip_saved_from_python_knows_its_source(sa3, stub, own_place, tone, pcm_of, monkeypatch):
+    """From another folder too, and not where the source was changed since."""
+    from sa3_runtime import load
+
+    with load(stub) as session:
+        made = session.generate("x", init_audio=tone.name, init_noise_level=0.5, seed=3)
+        loose = session.generate("x", init_audio=audio.read(tone).samples, seed=3)
+    (own_place / "elsewhere").mkdir()
+    monkeypatch.chdir(own_place / "elsewhere")
+    made.save(own_place / "made.wav")
+    loose.save(own_place / "loose.wav")
+    again = sa3("--from", own_place / "made.wav", "-o", "again.wav").paths[0]
+    assert np.array_equal(pcm_of(again), made.pcm)
+    assert again.read_bytes() == (own_place / "made.wav").read_bytes()
+    tone.write_bytes(tone.read_bytes()[:-8])
+    ran = sa3("--from", own_place / "made.wav")
+    assert (ran.code, "has changed since" in ran.err) == (2, True)
+    ran = sa3("--from", own_place / "loose.wav")
+    assert "is gone: <array> – give it with --init-audio" in ran.err
+
+
 def test_inspect_prints_the_request(clip, sa3):
     path = clip("Dalí", "--seed", 7).paths[0]
     text = sa3("inspect", path).out
