@@ -67,7 +67,8 @@ Examples:
 def build(jobs: int, dry_run: bool, yes: bool, as_json: bool, quiet: bool, **wishes: Any) -> None:
     """Build engines: for the GPUs of this machine, or ahead of time for others.
 
-    Without arguments in a terminal: a menu of what exists and what is missing here.
+    Without arguments in a terminal: a menu of what exists and what is missing here. Without a MODEL
+    otherwise: that of the settings, as everywhere.
     """
     from sa3_build.wish import Wish, carry_out, plan
 

@@ -6,6 +6,7 @@ TensorRT.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,6 @@ from sa3_models.paths import export_dir
 from sa3_models.stages import RENDER_STAGES, Precision, Stage, stage_file
 
 __all__ = [
-    "DEFAULT_MODEL",
     "Piece",
     "check_source",
     "graph_of",
@@ -28,7 +28,6 @@ __all__ = [
     "stage_of",
 ]
 
-DEFAULT_MODEL = "small-music"
 Say = Callable[[str], None]
 
 
@@ -65,7 +64,7 @@ def pieces_for(
     Args:
         words: Models (names, aliases, checkpoint folders) and stages (`t5gemma`, `dit`,
             `dit_prepare`, `dit_step`, `enc`, `dec`); stages narrow the models down. No model means
-            the one that `source` names, else small-music.
+            the one that `source` names, else that of `SA3_MODEL`, else the embedded one.
         source: A checkpoint folder, an ONNX file, or a folder of them, to build from.
         precision: Instead of each stage's default; FP8 leaves the text encoder in FP16.
         ceiling: Make the limiter's ceiling an input of decoders.
@@ -85,7 +84,7 @@ def pieces_for(
         return _foreign(path, models[0] if models else None, stages, precision)
     if path is not None:
         models = [_renamed(resolve(path), models)]
-    chosen = models or [_model(DEFAULT_MODEL)]
+    chosen = models or [_default()]
     found: dict[str, Piece] = {}
     for model in chosen:
         for stage in stages or RENDER_STAGES:
@@ -179,8 +178,9 @@ def pull_checkpoints(words: Sequence[str], *, say: Say) -> None:
         def begin(self, fetch: Fetch) -> None:
             say(f"{fetch.target.name}: {fetch.file.size / 1e6:,.0f} MB")
 
-    for word in [word for word in words if word not in _STAGES] or [DEFAULT_MODEL]:
-        want = want_checkpoint(_model(word))
+    named = [_model(word) for word in words if word not in _STAGES]
+    for model in named or [_default()]:
+        want = want_checkpoint(model)
         say(f"{want.label}: pulling what is missing")
         pull(want, report=Told())
 
@@ -222,6 +222,13 @@ def _model(word: str) -> Model:
             if word == model.dit_dir:
                 return model
         raise
+
+
+def _default() -> Model:
+    """The model of every verb that names none."""
+    if name := os.environ.get("SA3_MODEL"):
+        return _model(name)
+    return next(model for model in catalogue().models.values() if model.embedded)
 
 
 def _renamed(model: Model, named: Sequence[Model]) -> Model:

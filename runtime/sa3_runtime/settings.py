@@ -97,8 +97,10 @@ def gather(flags: Mapping[str, Any] | None = None) -> dict[str, Value]:
 
 
 def apply_environment() -> None:
-    """Pass on what other packages read from the environment only: the home, being offline."""
+    """Pass on what other packages read from the environment only: model, home, being offline."""
     values = gather()
+    if values["model"].source != "default":
+        os.environ.setdefault("SA3_MODEL", values["model"].value)
     if values["home"].value:
         os.environ.setdefault("SA3_HOME", str(Path(values["home"].value).expanduser()))
     if values["offline"].value:

@@ -75,6 +75,14 @@ def test_a_model_is_known_by_alias_and_by_its_directory_too():
     assert {piece.precision for piece in pieces_for(["same-l"])} == {"fp16"}
 
 
+def test_without_a_name_it_is_the_model_of_every_verb(monkeypatch):
+    monkeypatch.delenv("SA3_MODEL", raising=False)
+    assert {piece.model.name for piece in pieces_for([])} == {"demo"}
+    assert [piece.name for piece in pieces_for(["dec"])] == ["demo/dec_bf16_chunkable_limiter"]
+    monkeypatch.setenv("SA3_MODEL", "medium")
+    assert {piece.model.name for piece in pieces_for(["enc"])} == {"medium"}
+
+
 def test_fp8_leaves_the_text_encoder_alone():
     found = {piece.stage: piece.precision for piece in pieces_for(["medium"], precision="fp8")}
     assert found[Stage.TEXT] == "fp16"

@@ -44,6 +44,8 @@ def own_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for name in list(os.environ):
         if name.startswith("SA3_") or name in ("NO_COLOR", "FORCE_COLOR", "HF_HUB_OFFLINE"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("SA3_MODEL", "")  # a run may set it: so it is undone
+    monkeypatch.delenv("SA3_MODEL")
     monkeypatch.setenv("SA3_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SA3_OUTPUT", str(tmp_path / "output"))
     monkeypatch.setenv("SA3_DEVICE", "cpu")

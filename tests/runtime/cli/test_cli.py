@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -337,6 +338,7 @@ def test_settings_reach_the_request_and_flags_win(sa3, stub, own_place, monkeypa
     )
     request = sa3("x", "--json").objects[0]["request"]
     assert (request["steps"], request["seconds"]) == (2, 0.1)
+    assert os.environ["SA3_MODEL"] == str(stub)  # for the verbs of other packages
     monkeypatch.setenv("SA3_STEPS", "3")
     assert sa3("x", "--json").objects[0]["request"]["steps"] == 3
     assert sa3("x", "--json", "--steps", 4).objects[0]["request"]["steps"] == 4
