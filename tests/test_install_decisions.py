@@ -220,6 +220,16 @@ def check_plan(tmp_path, done, packages, words):
     assert not (tmp_path / "a clone" / ".venv").exists()
 
 
+def test_what_stays_installed_beside_the_chosen_packages_is_told(tmp_path):
+    assert "kept" not in decide(tmp_path, Box(), "--cpu").stdout
+    site = tmp_path / "a clone/.venv/lib/python3.12/site-packages"
+    for name in ("tensorrt_rtx_cu13_bindings-1.7.1.116", "nvidia_cudnn_cu13-9.28.1.4"):
+        (site / f"{name}.dist-info").mkdir(parents=True)
+    plan = decide(tmp_path, Box(), "--cpu").stdout
+    assert "\npackages  core – --cpu\nkept      gpu-cu13 tensorrt-rtx – installed before" in plan
+    assert "kept" not in decide(tmp_path, Box((ADA,))).stdout
+
+
 REFUSED = {
     "no fitting python": (Box(pythons=("3.14.0",)), "3.11, 3.12 or 3.13 is needed, found: 3.14.0"),
     "no python": (Box(pythons=()), "found: none"),

@@ -135,6 +135,22 @@ decide_disk() {
     decide disk "$FREE_MB MB free, at most $need MB needed" 'downloads included'
 }
 
+# Sets of the GPU that are in .venv and not among the chosen ones: nothing removes them.
+left_installed() {
+    local set mark left=''
+    for set in gpu-cu12 gpu-cu13 tensorrt-cu12 tensorrt-cu13 tensorrt-rtx; do
+        case $set in
+            gpu-*) mark=nvidia_cudnn_${set#gpu-} ;;
+            tensorrt-rtx) mark=tensorrt_rtx_cu13_bindings ;;
+            *) mark=${set//-/_} ;;
+        esac
+        [[ " $SETS " != *" $set "* ]] || continue
+        compgen -G "$VENV/lib/python3*/site-packages/$mark-*.dist-info" >/dev/null || continue
+        left+="${left:+ }$set"
+    done
+    printf '%s' "$left"
+}
+
 decide_all() {
     PLAN='' FAIL=''
     local note="$OS $MACHINE"
@@ -195,6 +211,9 @@ decide_all() {
         SETS+=' dev'
     fi
     decide packages "$SETS" "$WHY"
+    local left
+    left=$(left_installed)
+    [[ -z $left ]] || decide kept "$left" 'installed before; rm -rf .venv, then ./install.sh, takes it away'
 
     TARGET=${ARCH:-$GPU_CC}
     TARGET=${TARGET:+sm_${TARGET/./}}
