@@ -9,23 +9,55 @@ from torch import Tensor
 WINDOWS = (128, 512, 2048, 4096)  # samples of the STFT windows; the hop is a quarter
 
 
+def apart(got: Tensor, want: Tensor) -> Tensor:
+    """Distance of got from want [B, 2, ...] over the channels: [B, ...], root of a sum of squares.
+
+    The sum of |left| and |right| would be the same for every mono answer to a sound in one
+    channel, from silence to full level, so that a codec unsure of the side learns to be silent.
+    To this distance left and right are the same as middle and side.
+    """
+    return ((got - want).square().sum(1) + 1e-10).sqrt()
+
+
+def middle_side(x: Tensor) -> Tensor:
+    """Left and right [B, 2, S] → middle and side, with the same energy; its own inverse."""
+    return torch.stack([x[:, 0] + x[:, 1], x[:, 0] - x[:, 1]], 1) * 0.5**0.5
+
+
 def spectral_loss(got: Tensor, want: Tensor) -> Tensor:
-    """got, want [N, S] float32 → scalar: log magnitude and spectral convergence, averaged."""
+    """got, want [B, 2, S] float32 → scalar: log magnitude and spectral convergence, averaged.
+
+    What lies 40 dB below the other channel at its place does not count.
+    """
     total = got.new_zeros(())
     for size in WINDOWS:
         window = torch.hann_window(size, device=got.device)
-        scale = 2 / window.sum()
+        scale = (2 / window.sum()).square()
 
-        def stft(x: Tensor, size: int = size, window: Tensor = window) -> Tensor:
-            return torch.stft(x, size, size // 4, window=window, return_complex=True)
+        def magnitude(
+            x: Tensor, size: int = size, window: Tensor = window, scale: Tensor = scale
+        ) -> Tensor:
+            bins = torch.stft(x.flatten(0, 1), size, size // 4, window=window, return_complex=True)
+            power = bins.real.square() + bins.imag.square()
+            return (power * scale + 1e-10).sqrt().unflatten(0, (-1, 2))
 
-        g, w = stft(got) * scale, stft(want) * scale
-        ga = (g.real.square() + g.imag.square() + 1e-10).sqrt()
-        wa = (w.real.square() + w.imag.square() + 1e-10).sqrt()
-        logs = (torch.log(ga + 3e-4) - torch.log(wa + 3e-4)).abs().mean()
-        ratio = (ga - wa).square().sum((1, 2)) / (wa.square().sum((1, 2)) + 1e-3)
+        g, w = magnitude(got), magnitude(want)
+        floor = 3e-4 + 0.01 * w.sum(1, keepdim=True)
+        logs = apart(torch.log(g + floor), torch.log(w + floor)).mean() * 0.5**0.5
+        ratio = (g - w).square().sum((1, 2, 3)) / (w.square().sum((1, 2, 3)) + 1e-3)
         total = total + logs + (ratio + 1e-6).sqrt().clamp(max=4).mean()
     return total / len(WINDOWS)
+
+
+def side_loss(got: Tensor, want: Tensor, block: int = 2048) -> Tensor:
+    """got, want [B, 2, S] → scalar: error of the levels of both channels, block by block.
+
+    In units of 10 dB, over blocks of `block` samples; what is 30 dB below the other channel or
+    70 dB below full scale counts as nothing.
+    """
+    g, w = (x.unflatten(2, (-1, block)).square().mean(3) for x in (got, want))
+    floor = 1e-7 + 1e-3 * w.sum(1, keepdim=True)
+    return apart(torch.log10(g + floor), torch.log10(w + floor)).mean()
 
 
 def batch_normal(latents: Tensor) -> Tensor:
@@ -86,24 +118,33 @@ class Crops:
         where = row * self.pool.shape[2] + (start[:, None] + self.ramp)[:, None]
         return self.pool.view(-1)[where].float(), self.tonal[clip]
 
+    def _pan(self, audio: Tensor) -> Tensor:
+        """Half of the crops to one side: a quarter by 26 dB, as the words do, a quarter by any."""
+        shape, device = (self.batch, 1), self.pool.device
+        kind, depth = torch.rand(shape, device=device), torch.rand(shape, device=device) * 40
+        depth = torch.where(kind < 0.25, 26.0, torch.where(kind < 0.5, depth, 0.0))
+        audio = audio * torch.stack([torch.ones_like(depth), 10 ** (-depth / 20)], 1)
+        swap = torch.rand(self.batch, 1, 1, device=device) < 0.5
+        return torch.where(swap, audio.flip(1), audio)
+
     def draw(self) -> tuple[Tensor, Tensor]:
         """Audio [B, 2, S] float32 and the weight [B] of its waveform loss."""
         device = self.pool.device
         audio, tonal = self._take()
+        audio = self._pan(audio)
         other = audio.roll(1, 0) * torch.rand(self.batch, 1, 1, device=device)
         mixed = (torch.rand(self.batch, 1, 1, device=device) < 0.15).float()
         audio = audio + mixed * other
-        gain = 10 ** (torch.rand(self.batch, 1, 1, device=device) * 0.6 - 0.4)
-        swap = torch.rand(self.batch, 1, 1, device=device) < 0.2
-        audio = torch.where(swap, audio.flip(1), audio) * gain
+        audio = audio * 10 ** (torch.rand(self.batch, 1, 1, device=device) * 0.6 - 0.4)
         return audio / audio.abs().amax((1, 2), keepdim=True).clamp(min=0.99), tonal
 
 
 def codec_loss(
-    codec: Autoencoder, audio: Tensor, tonal: Tensor, share: Tensor
+    codec: Autoencoder, audio: Tensor, tonal: Tensor, share: Tensor, side: float
 ) -> tuple[Tensor, list[Tensor]]:
-    """Total and its parts: waveform, spectra (weighted by share, a scalar on the device).
+    """Total and its parts: waveform, spectra, levels of the channels.
 
+    share, a scalar on the device, is the weight of the spectra, side that of the levels.
     The bottleneck is normalised by the batch; `standardise` replaces that afterwards.
     """
     with torch.autocast(audio.device.type, torch.bfloat16, enabled=audio.is_cuda):
@@ -112,15 +153,16 @@ def codec_loss(
         noisy = latents + level * torch.randn_like(latents)
         got = codec.decode(noisy)
     got = got.float()
-    scale = audio.square().mean((1, 2)).sqrt() + 0.01
-    wave = ((got - audio).abs().mean((1, 2)) / scale * tonal).mean()
-    pick = torch.rand(len(audio), 1, device=audio.device)  # left, right or the middle of each
+    scale = (audio.square().mean((1, 2)) * 2).sqrt() + 0.01
+    wave = (apart(got, audio).mean(1) / scale * tonal).mean()
+    pick = torch.rand(len(audio), 1, 1, device=audio.device) < 0.5
 
-    def channel(x: Tensor) -> Tensor:
-        return torch.where(pick < 0.4, x.mean(1), torch.where(pick < 0.7, x[:, 0], x[:, 1]))
+    def pair(x: Tensor) -> Tensor:
+        return torch.where(pick, x, middle_side(x))
 
-    spectra = spectral_loss(channel(got), channel(audio))
-    return wave * 2 + spectra * share, [wave, spectra]
+    spectra = spectral_loss(pair(got), pair(audio))
+    levels = side_loss(got, audio)
+    return wave * 2 + spectra * share + levels * side, [wave, spectra, levels]
 
 
 @torch.no_grad()
@@ -142,10 +184,30 @@ def standardise(codec: Autoencoder, audio: Tensor, *, fold: bool) -> None:
 
 
 @torch.no_grad()
+def round_trip(codec: Autoencoder, audio: Tensor) -> Tensor:
+    """Audio [N, 2, S] of any precision, encoded and decoded in float32."""
+    return torch.cat([codec.decode(codec.encode(part.float())) for part in audio.split(64)])
+
+
+def side_db(audio: Tensor) -> Tensor:
+    """Audio [N, 2, S] → [N]: left over right in dB, within ± 30."""
+    level = audio.float().square().mean(2) + 1e-9
+    return (10 * torch.log10(level[:, 0] / level[:, 1])).clamp(-30, 30)
+
+
+@torch.no_grad()
+def sides(codec: Autoencoder, audio: Tensor, pan: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """Left over right in dB [N] of what comes back and of what went in: audio's middle, panned."""
+    want = audio.float().mean(1, keepdim=True) * torch.tensor(pan, device=audio.device)[:, None]
+    return side_db(round_trip(codec, want)), side_db(want)
+
+
 def codec_report(codec: Autoencoder, audio: Tensor, kinds: list[str]) -> dict[str, list[float]]:
-    """SI-SDR in dB and log-spectral distance in dB for each kind of sound, means."""
-    got = torch.cat([codec.decode(codec.encode(part.float())) for part in audio.split(64)])
-    want = audio.float()
+    """SI-SDR, log-spectral distance and error of the side for each kind of sound, means in dB.
+
+    The side is that of the same sounds panned by 26 dB; `ALL` is every sound that is not silent.
+    """
+    got, want = round_trip(codec, audio), audio.float()
     g, w = got.flatten(1), want.flatten(1)
     scale = (g * w).sum(1) / w.square().sum(1).clamp(min=1e-8)
     target = scale[:, None] * w
@@ -157,9 +219,13 @@ def codec_report(codec: Autoencoder, audio: Tensor, kinds: list[str]) -> dict[st
         return 20 * torch.log10(magnitude * 2 / window.sum() + 1e-4)
 
     distance = (level(got) - level(want)).square().mean(1).sqrt().mean(1)
-    names = sorted(set(kinds))
-    rows = {n: [i for i, k in enumerate(kinds) if k == n] for n in names}
-    return {n: [round(v[i].mean().item(), 2) for v in (sdr, distance)] for n, i in rows.items()}
+    errors = [(found - true).abs() for found, true in
+              (sides(codec, audio, pan) for pan in ((1.0, 0.05), (0.05, 1.0)))]  # fmt: skip
+    side = (errors[0] + errors[1]) / 2
+    rows = {n: [i for i, k in enumerate(kinds) if k == n] for n in sorted(set(kinds))}
+    rows["ALL"] = [i for i, k in enumerate(kinds) if k != "silence"]
+    values = (sdr.clamp(-30, 60), distance, side)
+    return {n: [round(v[i].mean().item(), 2) for v in values] for n, i in rows.items()}
 
 
 def latent_pool(codec: Autoencoder, audio: Tensor) -> Tensor:
@@ -168,4 +234,13 @@ def latent_pool(codec: Autoencoder, audio: Tensor) -> Tensor:
         return torch.cat([codec.encode(part.float()).half() for part in audio.split(64)])
 
 
-__all__ = ["Crops", "codec_loss", "codec_report", "latent_pool", "standardise", "wake"]
+__all__ = [
+    "Crops",
+    "codec_loss",
+    "codec_report",
+    "latent_pool",
+    "round_trip",
+    "side_db",
+    "standardise",
+    "wake",
+]

@@ -48,8 +48,23 @@ def keep_masks(frames: Tensor, free: Tensor, length: int) -> Tensor:
     both = (position < start.clamp(min=2)) | (position >= end.clamp(min=3))
     suffix = position >= torch.minimum(end, frames[:, None] - 2.0)
     keep = torch.where(kind < 0.35, prefix, torch.where(kind < 0.75, both, suffix))
-    wanted = free | (torch.rand(batch, device=device) < 0.15)
+    wanted = free | (torch.rand(batch, device=device) < 0.22)
     return (keep & wanted[:, None] & (position < frames[:, None])).float()
+
+
+def compose(x0: Tensor, keep: Tensor, free: Tensor, share: float = 0.6) -> Tensor:
+    """x0 [B, C, L] where a share of the clips that are not free keep frames of another clip.
+
+    There the clip itself starts where the hole does, so that its prompt tells what fills it and
+    what is kept does not. Nothing changes where nothing is kept. keep is [B, L], 1 = keep.
+    """
+    device, length = x0.device, x0.shape[-1]
+    lead = keep.cumprod(1).sum(1, keepdim=True).long()  # frames kept before the hole
+    start = (torch.arange(length, device=device)[None] - lead).clamp(min=0)
+    late = x0.gather(2, start[:, None].expand_as(x0))
+    mixed = torch.where(keep[:, None] > 0, x0.roll(1, 0), late)
+    chosen = ~free & (torch.rand(len(x0), device=device) < share)
+    return torch.where(chosen[:, None, None], mixed, x0)
 
 
 def draw_times(batch: int, device: torch.device) -> Tensor:
@@ -67,6 +82,7 @@ def diffusion_loss(model: StableAudio, text: TextEncoder, pool: Pool, batch: int
     length = x0.shape[-1]
     inside = (torch.arange(length, device=device)[None] < frames[:, None]).float()
     keep = keep_masks(frames, pool.free[pick], length)
+    x0 = compose(x0, keep, pool.free[pick])
     t, noise = draw_times(batch, device), torch.randn_like(x0)
     x = (1 - t)[:, None, None] * x0 + t[:, None, None] * noise
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):

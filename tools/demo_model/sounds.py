@@ -260,7 +260,10 @@ def _add_noise(sounds: Sequence[Sound], out: Tensor, generator: torch.Generator)
         if kind == "rain":
             drops = torch.rand(shape, generator=generator, device=device)
             drops[:, 1] = torch.where(wide > 0, drops[:, 1], drops[:, 0])
-            noise = noise * (0.35 + 6.0 * (drops > 0.999))
+            drops = 5.0 * (drops > 0.9993)  # 30 a second, each rings for 4 ms
+            ring = torch.fft.rfft(torch.exp(-t / 0.004), n=2 * size)
+            rings = torch.fft.irfft(torch.fft.rfft(drops, n=2 * size) * ring, n=2 * size)
+            noise = noise * (0.7 + rings[..., :size])
         band = {"white": (60, 14000, 0.0), "rain": (900, 9000, 0.3), "wind": (150, 700, 0.3),
                 "waves": (80, 1800, 0.5), "lofi": (2000, 9000, 0.0)}[kind]  # fmt: skip
         response = _band(size, band[0], band[1], device, band[2])

@@ -162,7 +162,8 @@ def train_codec(a: argparse.Namespace, sizes: Sizes, device: str) -> StableAudio
     else:
         codec_part.wake(model.autoencoder, a.gamma, a.gain)
     plain = fuse(CodecBlock, a.compile)
-    loop = Loop(lambda: codec_part.codec_loss(autoencoder, *crops.draw(), share), optimiser)
+    loop = Loop(lambda: codec_part.codec_loss(autoencoder, *crops.draw(), share, a.side),
+                optimiser)  # fmt: skip
     out = Path(a.out)
     loop.run(a.codec_seconds, a.steps, "codec", a.every,
              lambda: save(autoencoder, out / "codec_part.safetensors"),
@@ -177,7 +178,7 @@ def train_codec(a: argparse.Namespace, sizes: Sizes, device: str) -> StableAudio
     report = codec_part.codec_report(autoencoder, make_pool(test, device), [
         f"{s.family}.{s.kind}" if s.family in ("drum", "noise", "tone") else s.family
         for s in test])  # fmt: skip
-    log("codec SI-SDR dB, log-spectral distance dB", json.dumps(report))
+    log("codec SI-SDR dB, log-spectral distance dB, error of the side dB", json.dumps(report))
     (out / "codec.json").write_text(json.dumps(report, indent=1))
     return model
 
@@ -244,6 +245,7 @@ def main() -> None:
     p.add_argument("--gamma", type=float, default=1.5, help="fast rotary dims of a fresh codec")
     p.add_argument("--gain", type=float, default=2.0, help="feed-forward gain of a fresh codec")
     p.add_argument("--spectral", type=float, default=0.1, help="spectral loss, first part")
+    p.add_argument("--side", type=float, default=0.2, help="weight of the channels' levels")
     p.add_argument("--head", type=int, default=32, help="head dim of the autoencoder")
     p.add_argument("--every", type=int, default=250)
     p.add_argument("--codec", help="codec.safetensors to train the DiT on")
