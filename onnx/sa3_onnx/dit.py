@@ -4,8 +4,8 @@ Knows: MODEL_SPEC §3–4, the ports of the three stages, what is folded where. 
 guidance, files. Each part is authored once; the whole is their composition, so the three agree.
 
 Folded when the file is written: pre- and postprocess convolutions into the projections beside
-them, head_dim^-½ into the query norm, "1 +" of the adaLN scale and gate into its table, the query
-and key rows of to_qkv side by side, so that one norm and one rotation serve both.
+them, head_dim^-½ into the query norm, "1 +" of the adaLN scale and gate into its table, the order
+of queries and keys.
 Computed once per step for all blocks: every modulation vector, with the norms' gains multiplied in.
 """
 
@@ -24,7 +24,7 @@ from sa3_models.geometry import LATENT_LEN_MAX, TEXT_LEN
 from sa3_models.stages import Port, Stage
 from sa3_onnx import vocabulary as v
 from sa3_onnx.author import Author, Lowering, Tensor
-from sa3_onnx.heads import Heads, attend
+from sa3_onnx.heads import Heads, attend, joined_heads, neighbours, still_padded
 
 __all__ = ["author_dit", "fourier_frequencies"]
 
@@ -260,24 +260,44 @@ class _Dit:
 
     def _self_attention(self, name: str, x: Tensor, shared: _Shared) -> Tensor:
         g, c, w = self.g, self.config, self.tensors
-        # stored order q, k, v, (q2, k2); values are a product of their own, because cutting one
-        # result in two copies it
-        order, count = ([0, 3, 1, 4] if c.differential else [0, 1]), 2 * self.streams * c.heads
-        rows = {"qk": self._rows(order), "v": self._rows([2])}
-        queries_keys, values = (
-            v.linear(g, x, w, f"{name}.to_qkv", rows=rows[part], label=f"{name}.to_{part}")
-            for part in ("qk", "v")
-        )
-        gains = np.repeat(np.stack(self._head_gains(name)), self.streams * c.heads, axis=0)
-        with g.fp32():
-            heads = Heads.normed(g, queries_keys, gains, count, c.head_dim, eps=HEAD_NORM_EPS)
-            half = w.shape("transformer.rotary_pos_emb.inv_freq")[0]
-            heads = heads.rotated(g, *shared.rotary, half=half)
-        queries, keys = heads.split(g, [count // 2] * 2)
+        queries, keys = self._queries_keys(name, x, shared.rotary)
+        values = v.linear(
+            g, x, w, f"{name}.to_qkv", rows=self._rows([2]), label=f"{name}.to_v"
+        )  # a product of its own: cutting one result in two copies it
         masked = Heads.of(g, g.op("Mul", values, shared.real), c.heads, c.head_dim)
         # both streams in one call: a short clip leaves most of a large GPU idle otherwise
         both = attend(g, queries, keys, masked.repeated(g, self.streams))
         return self._mixed(name, both.split(g, [c.heads] * self.streams))
+
+    def _queries_keys(self, name: str, x: Tensor, rotary: tuple[Tensor, Tensor]) -> list[Heads]:
+        """Heads of queries and of keys, normed and rotated.
+
+        With primitives they lie side by side, so that one norm and one rotation serve both. With
+        operators they are two products, each with a norm of its own gain [head]: nothing is cut,
+        and no gain is multiplied afterwards.
+        """
+        g, c, w = self.g, self.config, self.tensors
+        # stored order q, k, v, (q2, k2)
+        parts = {"q": [0, 3][: self.streams], "k": [1, 4][: self.streams]}
+        gains = dict(zip("qk", self._head_gains(name), strict=True))
+        count, half = self.streams * c.heads, w.shape("transformer.rotary_pos_emb.inv_freq")[0]
+
+        def normed(y: Tensor, gain: NDArray[np.float64], heads: int) -> Heads:
+            with g.fp32():
+                normed = Heads.normed(g, y, gain, heads, c.head_dim, eps=HEAD_NORM_EPS)
+                return normed.rotated(g, *rotary, half=half)
+
+        def product(label: str, rows: list[int], order: NDArray[np.int64] | slice) -> Tensor:
+            label = f"{name}.to_{label}"
+            spans = self._rows(rows)
+            return v.linear(g, x, w, f"{name}.to_qkv", rows=spans, order=order, label=label)
+
+        if g.lowering == "operators":
+            order, within = (neighbours(half, c.head_dim, n) for n in (count, 1))
+            return [normed(product(p, parts[p], order), gains[p][within], count) for p in "qk"]
+        both = product("qk", parts["q"] + parts["k"], slice(None))
+        gain = np.repeat(np.stack(list(gains.values())), count, axis=0)
+        return normed(both, gain, 2 * count).split(g, [count] * 2)
 
     def _cross_attention(self, i: int, x: Tensor, prepared: Mapping[str, Tensor]) -> Tensor:
         g, c, w = self.g, self.config, self.tensors
@@ -383,11 +403,15 @@ class _Dit:
     def _rotary_tables(self, length: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines for positions 0 … T − 1, the memory tokens counted first."""
         g = self.g
+        c, times = self.config, 1
         inv_freq = self.tensors.read("transformer.rotary_pos_emb.inv_freq")
-        positions = np.arange(LATENT_LEN_MAX + self.config.memory_tokens)
-        tables = v.rotary_tables(inv_freq, positions)
+        if g.lowering == "operators":
+            inv_freq = still_padded(inv_freq, c.head_dim)
+            times = joined_heads(self.streams * c.heads, c.head_dim)
+        tables = v.rotary_tables(inv_freq, np.arange(LATENT_LEN_MAX + c.memory_tokens))
         with g.fp32():
-            cos, sin = (v.slice_axis(g, g.constant(table), 0, length, 1) for table in tables)
+            parts = [v.slice_axis(g, g.constant(table), 0, length, 1) for table in tables]
+            cos, sin = (v.concat(g, -1, *[part] * times) for part in parts)
         return cos, sin
 
     # -- folded weights -------------------------------------------------------------------------

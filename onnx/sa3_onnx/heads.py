@@ -2,8 +2,14 @@
 
 Knows: norm, rotation and attention of heads side by side. Doesn't know: where they come from. With
 primitives heads are [1, H, T, head], the form that TensorRT's fuser looks for; with operators they
-stay [1, T, H·head] as a linear layer leaves them, because ONNX Runtime's kernels read tokens first
+stay [B, T, H·head] as a linear layer leaves them, because ONNX Runtime's kernels read tokens first
 and would transpose queries and results back and forth.
+
+On a GPU its RotaryEmbedding starts a block of threads per token and head, as wide as a head, at a
+cost that hardly depends on the width (docs/benchmarks-cuda.md), and at most 65,535 heads. So with
+operators neighbouring heads turn as one wide head. For that the two dims that turn together must
+lie side by side (`interleaved`), which an order of the rows of weights gives, the same for queries
+and keys; what doesn't turn has angle zero, which is exact.
 """
 
 from __future__ import annotations
@@ -18,7 +24,60 @@ from numpy.typing import NDArray
 from sa3_onnx import vocabulary as v
 from sa3_onnx.author import Author, Tensor
 
-__all__ = ["Heads", "attend"]
+__all__ = ["Heads", "attend", "joined_heads", "neighbours", "rotated_rows", "still_padded"]
+
+_WIDE = 512  # dims that turn as one head at most: four blocks of threads fill a multiprocessor
+
+
+def neighbours(half: int, head: int, count: int = 1) -> NDArray[np.int64]:
+    """Order of the dims of `count` heads that puts dims i and half + i of each side by side.
+
+    These two turn together; what doesn't turn stays behind them. int64 [count·head].
+    """
+    turning = np.arange(2 * half).reshape(2, half).T.reshape(-1)
+    within = np.concatenate([turning, np.arange(2 * half, head)])
+    order: NDArray[np.int64] = (np.arange(count)[:, None] * head + within).reshape(-1)
+    return order
+
+
+def joined_heads(count: int, width: int) -> int:
+    """Heads that turn as one: a divisor of their count."""
+    return next(n for n in range(_WIDE // width or 1, 0, -1) if count % n == 0)
+
+
+def still_padded(inv_freq: NDArray[Any], width: int) -> NDArray[Any]:
+    """Frequencies of all pairs of a head in the order of `neighbours`: zero where nothing turns."""
+    return np.concatenate([inv_freq, np.zeros(width // 2 - len(inv_freq), inv_freq.dtype)])
+
+
+def rotated_rows(
+    g: Author, x: Tensor, cos: Tensor, sin: Tensor, *positions: Tensor, count: int, width: int
+) -> Tensor:
+    """Rows of heads in the order of `neighbours`, turned in FP32.
+
+    Args:
+        g: the graph.
+        x: [B, T, count·width].
+        cos: float32, a column for each pair of `joined_heads`: [B, T, pairs], or [positions, pairs]
+            with positions.
+        sin: as cos.
+        positions: int64 [B, T], if given.
+        count: heads.
+        width: of one.
+
+    Returns:
+        float32, shape of x.
+    """
+    with g.fp32():
+        return g.op(
+            "RotaryEmbedding",
+            x,
+            cos,
+            sin,
+            *positions,
+            interleaved=1,
+            num_heads=count // joined_heads(count, width),
+        )
 
 
 @dataclass(frozen=True)
@@ -48,8 +107,8 @@ class Heads:
     ) -> Heads:
         """Heads of tokens x of count·width, each divided by its RMS, times gains.
 
-        gains: [width], or [count, width] where they differ between heads. The result is float32
-        inside an island; outside, with operators, it has the place's type.
+        gains: [width], or with primitives [count, width] where they differ between heads. The
+        result is float32 inside an island; outside, with operators, it has the place's type.
         """
         if g.lowering == "operators":
             y = v.reshape(g, x, -1, count, width)
@@ -67,17 +126,13 @@ class Heads:
         return (1, count, tokens, width)
 
     def rotated(self, g: Author, cos: Tensor, sin: Tensor, *, half: int) -> Heads:
-        """The first 2·half dims of every head rotated in FP32; tables float32 [1, T, half]."""
+        """Every head's first 2·half dims rotated in FP32.
+
+        With primitives the tables are [1, T, half]. With operators dims lie in the order of
+        `neighbours`, and tables are those of `rotated_rows`.
+        """
         if g.lowering == "operators":
-            with g.fp32():
-                y = g.op(
-                    "RotaryEmbedding",
-                    self.tensor,
-                    cos,
-                    sin,
-                    rotary_embedding_dim=2 * half,
-                    num_heads=self.count,
-                )
+            y = rotated_rows(g, self.tensor, cos, sin, count=self.count, width=self.width)
         else:
             y = v.rotary(g, self.tensor, cos, sin, half=half, head=self.width)
         return replace(self, tensor=y)

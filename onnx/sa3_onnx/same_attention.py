@@ -10,12 +10,8 @@ With primitives heads are [B, heads, T, head], the form that TensorRT's fuser lo
 operators (`attend_rows`) heads stay side by side in rows of tokens. On an H200 that follows from
 what ONNX Runtime's kernels cost there (docs/benchmarks-cuda.md):
 
-* RotaryEmbedding starts a block of threads per token and head, as wide as a head, 0.6 ns each
-  (a sixth of a SAME-S decode), and at most 65,535 heads. So chunks are its batch, not more heads,
-  and neighbouring heads turn as one wide head. For that the two dims that turn together must lie
-  side by side (`interleaved`), which an order of the rows of weights gives, the same for queries
-  and keys; what doesn't turn has angle zero, which is exact. Position ids let all chunks read one
-  small table.
+* Rotation counts tokens and heads (sa3_onnx.heads), at most 65,535 heads: chunks are its batch, not
+  more heads. Position ids let all chunks read one small table.
 * Queries and keys of a window are never cut from one result or padded: one Gather takes the keys
   with their halo, and hides what it took from beyond the sequence.
 * Attention is fused only if the mask's rows are a multiple of eight long: see `aligned_block`.
@@ -33,7 +29,7 @@ from numpy.typing import NDArray
 from sa3_models.config import CoderConfig
 from sa3_models.geometry import STRIDE
 from sa3_onnx.author import Author, Tensor
-from sa3_onnx.heads import Heads, attend
+from sa3_onnx.heads import Heads, attend, joined_heads, rotated_rows, still_padded
 from sa3_onnx.vocabulary import (
     END,
     attention,
@@ -52,13 +48,11 @@ __all__ = [
     "Rows",
     "Windows",
     "aligned_block",
-    "neighbours",
     "whole_groups",
 ]
 
 GROUP = STRIDE + 1  # tokens per latent: 16 patches and the latent's own
 _HIDDEN = -1e4  # added to the score of a key that must not be seen; finite in float16, even twice
-_WIDE = 512  # dims that turn as one head at most: four blocks of threads fill a multiprocessor
 
 Rotate = Callable[[Tensor, int, int], Tensor]  # (x [B, H, T, head], T, first position)
 
@@ -86,12 +80,6 @@ def aligned_block(reach: int) -> int:
     return reach + -3 * reach % 8
 
 
-def neighbours(half: int, head: int) -> NDArray[np.int64]:
-    """Order of a head's dims that puts dims i and half + i, which turn together, side by side."""
-    turning = np.arange(2 * half).reshape(2, half).T.reshape(-1)
-    return np.concatenate([turning, np.arange(2 * half, head)])
-
-
 @dataclass(frozen=True)
 class Rows:
     """Heads side by side in rows of tokens, the dims of each in the order of `neighbours`.
@@ -108,20 +96,11 @@ class Rows:
 
     def rotated(self, g: Author, x: Tensor, positions: Tensor, end: int) -> Tensor:
         """Rows x [B, T, count·head] turned in FP32, float32; positions int64 [B, T] below `end`."""
-        joined = next(n for n in range(_WIDE // self.head or 1, 0, -1) if self.count % n == 0)
-        still = np.zeros(self.head // 2 - len(self.inv_freq), np.float32)
-        inv_freq = np.tile(np.concatenate([self.inv_freq, still]), joined)
-        cos, sin = rotary_tables(inv_freq, np.arange(end))
+        inv_freq = still_padded(self.inv_freq, self.head)
+        wide = np.tile(inv_freq, joined_heads(self.count, self.head))
         with g.fp32():
-            return g.op(
-                "RotaryEmbedding",
-                x,
-                g.constant(cos[0]),
-                g.constant(sin[0]),
-                positions,
-                interleaved=1,
-                num_heads=self.count // joined,
-            )
+            cos, sin = (g.constant(t[0]) for t in rotary_tables(wide, np.arange(end)))
+        return rotated_rows(g, x, cos, sin, positions, count=self.count, width=self.head)
 
     def attend(
         self, g: Author, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None

@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from sa3_models.checkpoint import Tensors
 from sa3_models.config import CoderConfig
 from sa3_onnx.author import Author, Tensor
-from sa3_onnx.same_attention import Chunks, Rows, Windows, neighbours
+from sa3_onnx.heads import neighbours
+from sa3_onnx.same_attention import Chunks, Rows, Windows
 from sa3_onnx.vocabulary import (
+    bias_is_a_pass,
     derived,
     linear,
     matmul,
@@ -66,7 +68,7 @@ def block(
     """
     attn, ff = f"{name}.self_attn", f"{name}.ff.ff"
     proj, inner = f"{ff}.0.proj", tensors.shape(f"{ff}.2.weight")[1]
-    norm = _Norm(g, x, tensors, f"{name}.pre_norm")
+    norm = _Norm(g, x, tensors, f"{name}.pre_norm", shifted=bias_is_a_pass(g))
     attention = _attention_of_rows if g.lowering == "operators" else _attention
     h = attention(norm, attn, side, geometry, tensors.read(f"{name}.rope.inv_freq"))
     x = g.op("Add", x, linear(g, tokens(g, h, side.dim), tensors, f"{attn}.to_out"))
@@ -114,13 +116,12 @@ def _attention_of_rows(
     either attention sum to one, so it is the same in both and their difference has none.
     """
     g, heads, (q, k, v) = norm.g, 2 * side.heads, _rows(side)
-    within = neighbours(len(inv_freq), side.head_dim)
-    order = np.arange(2 * side.dim).reshape(heads, side.head_dim)[:, within].reshape(-1)
+    order = neighbours(len(inv_freq), side.head_dim, heads)
 
     def normed(which: str, rows: Sequence[tuple[int, int]]) -> Tensor:
         n = _HeadNorm.of(norm.tensors, name, which, side)
         x = norm.linear(f"{name}.to_qkv", rows=rows, label=which, factor=n.alpha, order=order)
-        gamma, beta = (np.tile(part[within], heads) for part in (n.gamma, n.beta))
+        gamma, beta = (np.tile(part, heads)[order] for part in (n.gamma, n.beta))
         return _dynamic_tanh(g, x, gamma, beta)
 
     values = norm.linear(f"{name}.to_qkv", rows=v, label="v", biased=False)
@@ -140,11 +141,24 @@ class _Norm:
     """DynamicTanh, gamma·tanh(alpha·x) + beta, with gamma and beta folded into what follows.
 
     W·(gamma·t + beta) + b = (W·gamma)·t + (W·beta + b), in float64: of the norm only t is left.
+    Where layers have no b and a bias is a pass of its own, `shifted` folds beta into t instead,
+    once for all of them: (W·gamma)·(t + beta/gamma).
     """
 
-    def __init__(self, g: Author, x: Tensor, tensors: Tensors, name: str) -> None:
-        self.g, self.tensors, self.name = g, tensors, name
-        self.t = g.op("Tanh", g.op("Mul", x, float(tensors.read(f"{name}.alpha")[0])))
+    def __init__(
+        self, g: Author, x: Tensor, tensors: Tensors, name: str, *, shifted: bool = False
+    ) -> None:
+        self.g, self.tensors = g, tensors
+        alpha = float(tensors.read(f"{name}.alpha")[0])
+        self.gamma, self.beta = (tensors.read(f"{name}.{p}").astype(np.float64) for p in _GAINS)
+        self.t = g.op("Tanh", g.op("Mul", x, alpha))
+        if shifted:
+            # a quotient that half precision holds; what it adds to gamma·t is lost beside beta
+            least = abs(self.beta) * 2.0**-14
+            self.gamma = np.where(abs(self.gamma) < least, least, self.gamma)
+            shift = np.divide(self.beta, self.gamma, where=self.gamma != 0, out=0 * self.beta)
+            self.t = g.op("Add", self.t, g.constant(shift))
+            self.beta = 0 * self.beta
 
     def linear(
         self,
@@ -161,24 +175,24 @@ class _Norm:
         They come in the given order, or as `order` [out] picks them from it, before `factor`.
         Without `biased` W·beta + b is left out.
         """
-        gamma, beta = (self.tensors.read(f"{self.name}.{p}").astype(np.float64) for p in _GAINS)
+        own = f"{name}.bias" in self.tensors
 
         def picked(part: str) -> NDArray[np.float64]:
             pieces = [self.tensors.read(f"{name}.{part}", *span) for span in rows]
             return np.concatenate(pieces)[order].astype(np.float64)
 
         def weight() -> NDArray[np.float64]:
-            return (picked("weight") * gamma).T * factor
+            return (picked("weight") * self.gamma).T * factor
 
         def bias() -> NDArray[np.float64]:
-            own = picked("bias") if f"{name}.bias" in self.tensors else 0.0
-            return np.reshape((picked("weight") @ beta + own) * factor, (1, -1))
+            folded = picked("weight") @ self.beta + (picked("bias") if own else 0.0)
+            return np.reshape(folded * factor, (1, -1))
 
         out = sum(stop - start for start, stop in rows)
         shape = (self.tensors.shape(f"{name}.weight")[1], out)
         place = f"{name}.{label}"
         w = derived(self.g, f"{place}.weight", shape, weight)
-        if not biased:
+        if not (biased and (own or self.beta.any())):
             return matmul(self.g, self.t, w)
         return matmul(self.g, self.t, w, derived(self.g, f"{place}.bias", (1, out), bias))
 

@@ -24,6 +24,7 @@ __all__ = [
     "END",
     "attention",
     "axis_length",
+    "bias_is_a_pass",
     "concat",
     "derived",
     "gelu_tanh",
@@ -89,6 +90,7 @@ def matrix(
     name: str,
     *,
     rows: Sequence[tuple[int, int]] | None = None,
+    order: NDArray[np.int64] | slice = slice(None),
     label: str | None = None,
     factor: float | Array = 1.0,
 ) -> Tensor:
@@ -99,6 +101,7 @@ def matrix(
         tensors: part of a checkpoint.
         name: of the weight in it, with `.weight`.
         rows: (start, stop) ranges of output rows, in the wanted order; default all.
+        order: of those rows, int64 [out].
         label: name in the file, needed when one tensor is used in several pieces.
         factor: a number, or one per chosen row [out], multiplied in float64.
     """
@@ -107,7 +110,8 @@ def matrix(
     out = sum(stop - start for start, stop in ranges)
 
     def make() -> Array:
-        whole = np.concatenate([tensors.read(name, a, b).reshape(b - a, -1) for a, b in ranges])
+        parts = [tensors.read(name, a, b).reshape(b - a, -1) for a, b in ranges]
+        whole = np.concatenate(parts)[order]
         if np.ndim(factor) == 0 and factor == 1.0:
             return np.asarray(whole.T)
         return np.asarray((whole.astype(np.float64) * np.reshape(factor, (-1, 1))).T)
@@ -132,19 +136,21 @@ def linear(
     name: str,
     *,
     rows: Sequence[tuple[int, int]] | None = None,
+    order: NDArray[np.int64] | slice = slice(None),
     label: str | None = None,
 ) -> Tensor:
     """A linear layer `name` of the checkpoint, with bias if it has one; x [..., in].
 
-    `rows` and `label` as in `matrix`; they choose and order the outputs, bias included.
+    `rows`, `order` and `label` as in `matrix`; they choose and order the outputs, bias included.
     """
-    weight = matrix(g, tensors, f"{name}.weight", rows=rows, label=label and f"{label}.weight")
+    place = label and f"{label}.weight"
+    weight = matrix(g, tensors, f"{name}.weight", rows=rows, order=order, label=place)
     if f"{name}.bias" not in tensors:
         return matmul(g, x, weight)
     bias = tensors.read(f"{name}.bias")
     if rows is not None:
         bias = np.concatenate([bias[start:stop] for start, stop in rows])
-    return matmul(g, x, weight, g.constant(bias[None]))
+    return matmul(g, x, weight, g.constant(bias[order][None]))
 
 
 # -- norms and activations --------------------------------------------------------------------
@@ -157,14 +163,11 @@ def rms_norm(
 
     gamma and shift broadcast against x. The result is float32 with the primitive lowering (the
     next node outside casts it back); with operators it has this place's type, and the kernel
-    keeps its statistics in float32 (stash_type). A gamma of several axes is multiplied
-    afterwards there: ONNX Runtime's CUDA kernel reads such a scale wrongly.
+    keeps its statistics in float32 (stash_type). There gamma has one axis: ONNX Runtime's CUDA
+    kernel reads a scale of several wrongly.
     """
     if g.lowering == "operators":
-        several = gamma.shape is not None and len(gamma.shape) > 1
-        scale = g.constant(np.ones(gamma.shape[-1])) if several else gamma
-        y = g.op("RMSNormalization", x, scale, axis=-1, epsilon=eps, stash_type=1)
-        y = g.op("Mul", y, gamma) if several else y
+        y = g.op("RMSNormalization", x, gamma, axis=-1, epsilon=eps, stash_type=1)
         return y if shift is None else g.op("Add", y, shift)
     with g.fp32():
         mean = g.op("ReduceMean", g.op("Mul", x, x), g.ints(-1), keepdims=1)
@@ -287,15 +290,23 @@ def attention(
 # -- shapes -----------------------------------------------------------------------------------
 
 
-def tokens(g: Author, x: Tensor, width: int) -> Tensor:
-    """Tokens [T, width] of x, or [1, T, width] in half precision with operators.
+def bias_is_a_pass(g: Author) -> bool:
+    """Whether the bias of a linear layer is best a pass over its result.
 
-    A linear layer with bias of two axes becomes one Gemm in ONNX Runtime: right for the CPU, but
-    its CUDA kernel first writes the bias to every row (a tenth of a long step), which MatMul and
-    Add of three axes do not. They stay apart if the bias is [1, out]: one of a single axis is
-    fused all the same as soon as the length is known. Count axes from the end: tokens are −2.
+    On the CPU and in TensorRT it is part of the product. ONNX Runtime's CUDA kernel of Gemm first
+    writes the bias to every row, which costs more than to add it afterwards (a tenth of a step).
     """
-    if g.lowering == "operators" and g.precision != "fp32":
+    return g.lowering == "operators" and g.precision != "fp32"
+
+
+def tokens(g: Author, x: Tensor, width: int) -> Tensor:
+    """Tokens [T, width] of x, or [1, T, width] where a bias shall stay a pass of its own.
+
+    ONNX Runtime makes one Gemm of a linear layer with bias if its tokens have two axes, and of
+    three axes also, once the length is known, if the bias has one: biases are [1, out]. Count axes
+    from the end: tokens are −2.
+    """
+    if bias_is_a_pass(g):
         return reshape(g, x, 1, -1, width)
     return reshape(g, x, -1, width)
 

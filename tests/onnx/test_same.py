@@ -19,8 +19,10 @@ from sa3_models.geometry import LATENT_LEN_MAX, SAMPLES_PER_LATENT
 from sa3_models.tiny import model_config, write_checkpoint
 from sa3_onnx.author import Author
 from sa3_onnx.emulate import emulated
+from sa3_onnx.heads import neighbours
 from sa3_onnx.same import author_decoder, author_encoder
-from sa3_onnx.same_attention import GROUP, Rows, Windows, aligned_block, neighbours, whole_groups
+from sa3_onnx.same_attention import GROUP, Rows, Windows, aligned_block, whole_groups
+from sa3_onnx.same_blocks import _Norm
 from sa3_onnx.vocabulary import axis_length, reshape, rotary, rotary_tables, slice_axis, transpose
 
 from .twins import layers
@@ -336,3 +338,41 @@ def test_a_checkpoint_of_the_autoencoder_alone_gives_the_same_graph(
     whole = runner(author_decoder(Checkpoint(source), **options), tmp_path / "whole")
     part = runner(author_decoder(Checkpoint(tmp_path), **options), tmp_path)
     np.testing.assert_array_equal(part(latent), whole(latent))
+
+
+class FewTensors:
+    """Stands in for a checkpoint's tensors."""
+
+    def __init__(self, **values: NDArray) -> None:
+        self.values = {name.replace("__", "."): np.float32(value) for name, value in values.items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.values[name].shape
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> NDArray:
+        return self.values[name][start:stop]
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_a_norm_with_tiny_gains_keeps_its_shift(tmp_path: Path, shifted: bool) -> None:
+    """beta is folded into a quotient by gamma, which may be zero or as small as float32 goes."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((9, 64))
+    gamma, beta = rng.standard_normal((2, 64))
+    gamma[:6] = 0, 1e-30, -1e-7, 0, 1e-3, -1e-5
+    beta[:8] = 3, -2, 5, 0, 20, 1e-9, 0, 1e-30
+    weight = rng.standard_normal((16, 64)) / 8
+    tensors = FewTensors(
+        norm__alpha=[0.7], norm__gamma=gamma, norm__beta=beta, layer__weight=weight
+    )
+    g = Author("norm", precision="fp16", lowering="operators")
+    norm = _Norm(g, g.input("x", "float32", (9, 64)), tensors, "norm", shifted=shifted)
+    y = norm.linear("layer", rows=[(0, 16)], label="out")
+    g.output("y", y, "float32", (9, 16))
+    got = runner(g, tmp_path / "norm", emulate=True)(x=np.float32(x))
+    want = (np.float32(gamma) * np.tanh(0.7 * x) + np.float32(beta)) @ weight.T
+    # each of 64 terms, at most 20, is rounded to 11 bits, at random
+    np.testing.assert_allclose(got, want, atol=20 * 2.0**-11)

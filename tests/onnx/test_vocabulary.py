@@ -18,7 +18,7 @@ from sa3_onnx import vocabulary as v
 from sa3_onnx.author import Author, Tensor
 from sa3_onnx.check import check, run_in_pieces
 from sa3_onnx.emulate import emulated
-from sa3_onnx.heads import Heads, attend
+from sa3_onnx.heads import Heads, attend, joined_heads, neighbours, still_padded
 
 from .twins import layers as twin
 
@@ -151,18 +151,23 @@ def test_activations(tmp_path: Path, name: str) -> None:
     np.testing.assert_allclose(got, getattr(twin, name)(x), atol=3e-6)
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("each", [True, False], ids=["gain-per-head", "one-gain"])
+@pytest.mark.parametrize(
+    ("lowering", "each"), [("primitives", True), ("primitives", False), ("operators", False)]
+)
 def test_heads_in_the_layout_of_a_lowering(tmp_path: Path, lowering: str, each: bool) -> None:
     """Norm, rotation, split, attention of three of six heads to the others, and back."""
     x = RNG.standard_normal((7, 6 * 16))
     gains = RNG.standard_normal((6, 16) if each else (16,))
     inv_freq = 10_000.0 ** (-np.arange(4) / 4)
-    tables = v.rotary_tables(inv_freq, np.arange(7))
+    order, within = (neighbours(4, 16, count) for count in (6, 1))
 
     def emit(g: Author, x: Tensor) -> Tensor:
-        cos, sin = (g.constant(table) for table in tables)
-        heads = Heads.normed(g, x, gains, 6, 16, eps=1e-6)
+        rows, gain, pairs = x, gains, inv_freq
+        if lowering == "operators":  # an order of weights, and six heads turn as one
+            rows, gain = g.op("Gather", x, g.constant(order), axis=1), gains[within]
+            pairs = np.tile(still_padded(inv_freq, 16), joined_heads(6, 16))
+        cos, sin = (g.constant(table) for table in v.rotary_tables(pairs, np.arange(7)))
+        heads = Heads.normed(g, rows, gain, 6, 16, eps=1e-6)
         q, k = heads.rotated(g, cos, sin, half=4).split(g, [3, 3])
         values = Heads.of(g, v.slice_axis(g, x, 0, 48, 1), 3, 16)
         return attend(g, q, k, values).merged(g)
