@@ -179,9 +179,18 @@ except Exception as error:
     fi
 }
 
+# The environment's Python finds our packages too: after all others, and wherever the folder is moved.
+add_shelves() {
+    local site
+    for site in "$VENV"/lib/python3*/site-packages; do
+        printf '../../../../%s\n' models onnx build runtime >"$site/sa3.pth"
+    done
+}
+
 install_packages() {
     local wanted=$MARK
     if [[ -f $STAMP && $(stamped mark) == "$wanted" && -x $VENV/bin/python && -z $(unmet) ]]; then
+        add_shelves
         touch "$STAMP"
         [[ $quiet == yes ]] || step "packages: complete"
         return
@@ -211,6 +220,7 @@ install_packages() {
         [[ ! -s $list ]] || stop 1 "after installing, these are still not right: $(tr '\n' ' ' <"$list")" 'rm -rf .venv, then ./install.sh'
     fi
     rm -f "$list"
+    add_shelves
     printf 'mark %s\nsets %s\n' "$wanted" "$SETS" >"$STAMP.part"
     mv "$STAMP.part" "$STAMP"
     step "ready in ${SECONDS} s, $(du -sm "$VENV" | cut -f1) MB in .venv"

@@ -151,6 +151,15 @@ def test_a_fresh_cpu_installation_works_is_small_and_is_quick_the_second_time(cl
     )  # fmt: skip
     assert linked.stdout.startswith("sa3 "), linked.stderr
 
+    # the environment's Python finds the packages from anywhere, also where the folder was moved
+    moved = clone.rename(clone.with_name("moved"))
+    found = subprocess.run(
+        [moved / ".venv/bin/python", "-c", "import sa3_runtime; print(sa3_runtime.__file__)"],
+        cwd="/", env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.stdout.strip() == f"{moved}/runtime/sa3_runtime/__init__.py", found.stderr
+    moved.rename(clone)
+
     # a package is damaged, another is gone, a third is older: the next run repairs them
     site = next(venv.glob("lib/python3*/site-packages"))
     (site / "click" / "core.py").unlink()

@@ -34,6 +34,27 @@ def test_shelves_shadow_nothing() -> None:
     assert version("onnx")
 
 
+@pytest.mark.parametrize("folder", [ROOT, ROOT.parent])
+def test_the_environment_knows_our_packages_and_takes_no_shelf_for_another(folder: Path) -> None:
+    """What install.sh wrote into .venv, without PYTHONPATH, from the project folder and outside."""
+    if Path(sys.prefix) != ROOT / ".venv":
+        pytest.skip("these tests run in another environment than install.sh's")
+    code = (
+        "import sys, importlib.util, sa3_models, sa3_onnx, sa3_build, sa3_runtime, onnx\n"
+        "print(sa3_runtime.__file__, onnx.__file__)\n"
+        "build = importlib.util.find_spec('build')\n"
+        "print(build is None or build.origin)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True, capture_output=True, text=True, cwd=folder, env={"PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    runtime, onnx_file, build = done.stdout.split()
+    assert Path(runtime).parent == ROOT / "runtime" / "sa3_runtime"
+    assert ".venv" in onnx_file
+    assert build in ("True", "None") or ".venv" in build  # absent, or no package but a bare folder
+
+
 def test_shelves_hold_nothing_but_their_package() -> None:
     for shelf in SHELVES:
         strangers = [p.name for p in (ROOT / shelf).glob("*.py")]
