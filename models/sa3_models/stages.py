@@ -22,7 +22,7 @@ __all__ = [
     "stage_file",
 ]
 
-EXPORTER = 4  # raise it when a graph of the same checkpoint changes: older ones are made anew
+EXPORTER = 5  # raise it when a graph of the same checkpoint changes: older ones are made anew
 
 Precision = str  # "fp32" | "fp16" | "bf16" | "fp8"
 
