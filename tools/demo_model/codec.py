@@ -122,7 +122,7 @@ class Crops:
         """Half of the crops to one side: a quarter by 26 dB, as the words do, a quarter by any."""
         shape, device = (self.batch, 1), self.pool.device
         kind, depth = torch.rand(shape, device=device), torch.rand(shape, device=device) * 40
-        depth = torch.where(kind < 0.25, 26.0, torch.where(kind < 0.5, depth, 0.0))
+        depth = torch.where(kind < 0.25, torch.full_like(depth, 26), depth) * (kind < 0.5)
         audio = audio * torch.stack([torch.ones_like(depth), 10 ** (-depth / 20)], 1)
         swap = torch.rand(self.batch, 1, 1, device=device) < 0.5
         return torch.where(swap, audio.flip(1), audio)
