@@ -132,7 +132,7 @@ class Verbs(click.Group):
         formatter.write_paragraph()
         formatter.write_text(
             "sa3 VERB --help explains a verb; results go to stdout, talk to stderr. "
-            "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 model or file missing, "
+            "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 model or file missing or damaged, "
             "4 wrong machine for that engine, 5 export or build failed, "
             "6 some of a batch failed, 130 interrupted."
         )

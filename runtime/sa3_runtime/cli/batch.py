@@ -89,7 +89,10 @@ def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
     if given["dry_run"]:
         for line, error in broken:
             view.warn(f"line {line}: {error}")
-        view.out(f"{len(good)} rows to render, {len(broken)} broken")
+        if view.json:
+            view.object({"dry_run": True, "rows": len(good), "broken": len(broken)})
+        else:
+            view.out(f"{len(good)} rows to render, {len(broken)} broken")
         return BatchIncomplete.exit_code if broken else 0
     manifest = Manifest(folder, shard, shards)
     done = set() if given["force"] else manifest.done()

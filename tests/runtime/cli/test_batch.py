@@ -290,7 +290,8 @@ def test_separators_inside_a_prompt_do_not_split_a_row(own_place):
 def test_dry_run_checks_every_row(batch, jobs, own_place):
     ran = batch(jobs(*ROWS), "--dry-run")
     assert (ran.code, ran.out) == (0, "3 rows to render, 0 broken\n")
-    assert batch(jobs(ROWS[0], "nonsense"), "--dry-run").code == 6
+    ran = batch(jobs(ROWS[0], "nonsense"), "--dry-run", "--json")
+    assert (ran.code, ran.objects) == (6, [{"dry_run": True, "rows": 1, "broken": 1}])
     assert not (own_place / "clips").exists()
 
 
