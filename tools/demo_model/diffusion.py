@@ -52,7 +52,7 @@ def keep_masks(frames: Tensor, free: Tensor, length: int) -> Tensor:
     return (keep & wanted[:, None] & (position < frames[:, None])).float()
 
 
-def compose(x0: Tensor, keep: Tensor, free: Tensor, share: float = 0.6) -> Tensor:
+def compose(x0: Tensor, keep: Tensor, free: Tensor, share: float) -> Tensor:
     """x0 [B, C, L] where a share of the clips that are not free keep frames of another clip.
 
     There the clip itself starts where the hole does, so that its prompt tells what fills it and
@@ -74,15 +74,18 @@ def draw_times(batch: int, device: torch.device) -> Tensor:
     return t.clamp(min=0.005)
 
 
-def diffusion_loss(model: StableAudio, text: TextEncoder, pool: Pool, batch: int) -> Tensor:
-    """Mean squared error of the velocity on a random batch."""
+def diffusion_loss(
+    model: StableAudio, text: TextEncoder, pool: Pool, batch: int, foreign: float
+) -> Tensor:
+    """Mean squared error of the velocity on a random batch; foreign: see `compose`."""
     device = pool.latents.device
     pick = torch.randint(len(pool.latents), (batch,), device=device)
     x0, frames = pool.latents[pick].float(), pool.frames[pick]
     length = x0.shape[-1]
     inside = (torch.arange(length, device=device)[None] < frames[:, None]).float()
     keep = keep_masks(frames, pool.free[pick], length)
-    x0 = compose(x0, keep, pool.free[pick])
+    if foreign:
+        x0 = compose(x0, keep, pool.free[pick], foreign)
     t, noise = draw_times(batch, device), torch.randn_like(x0)
     x = (1 - t)[:, None, None] * x0 + t[:, None, None] * noise
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):

@@ -201,7 +201,7 @@ def train_diffusion(a: argparse.Namespace, sizes: Sizes, device: str, model: Sta
         load(both, Path(a.resume_dit))
     optimiser = Optimiser(both.named_parameters(), a.muon, a.adam)
     fuse(DiTBlock, a.compile)
-    loop = Loop(lambda: (diffusion_loss(model, text, pool, a.dit_batch), []), optimiser)
+    loop = Loop(lambda: (diffusion_loss(model, text, pool, a.dit_batch, a.foreign), []), optimiser)
 
     def keep(name: str = "dit_part.safetensors") -> None:
         save(both, out / name)
@@ -240,6 +240,7 @@ def main() -> None:
     p.add_argument("--batch", type=int, default=64)
     p.add_argument("--crop", type=int, default=16, help="latents in a piece for the autoencoder")
     p.add_argument("--dit-batch", type=int, default=256)
+    p.add_argument("--foreign", type=float, default=0.6, help="share that keeps another clip")
     p.add_argument("--muon", type=float, default=2e-3)
     p.add_argument("--adam", type=float, default=1e-3)
     p.add_argument("--gamma", type=float, default=1.5, help="fast rotary dims of a fresh codec")
