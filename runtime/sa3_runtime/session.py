@@ -1,36 +1,38 @@
 """Load a model once, render many clips.
 
-Knows: the order of a render, the checks after it, what a person is told. Doesn't know: how steps
-are computed, how files are written, the command line.
+Knows: the order of a render, whose turn it is, what a person is told. Doesn't know: how steps are
+computed, what is sound, how files are written, the command line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sa3_models.errors import RunFailed, UsageError
-from sa3_models.geometry import LIMITER_CEILING, PCM_PEAK, SAMPLE_RATE, SAMPLES_PER_LATENT
+from sa3_models.errors import UsageError
+from sa3_models.geometry import SAMPLE_RATE, SAMPLES_PER_LATENT
 from sa3_models.stages import Stage
 from sa3_runtime.bundle import Bundle, find_bundle
 from sa3_runtime.devices import Device, DeviceOptions, OnProgress, open_device
-from sa3_runtime.limiter import limit
 from sa3_runtime.plan import RunStage
 from sa3_runtime.planner import Planned, Planner
 from sa3_runtime.request import Chunking, Clip, Limits, Request
+from sa3_runtime.result import finite_latents, sound, suspicions
+from sa3_runtime.source import length_notes, source_of
 from sa3_runtime.splice import splice, to_pcm
 from sa3_runtime.tokenizer import Tokenizer, Tokens
+from sa3_runtime.turns import Turns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["Session", "load"]
 
-SILENCE = 32768 * 10 ** (-60 / 20)  # −60 dBFS
 CFG_TESTED = 5.0  # guidance beyond which a distilled model falls silent or distorts
 
 
@@ -67,7 +69,13 @@ def load(
 
 
 class Session:
-    """A loaded model. Not for several threads at once."""
+    """A loaded model. Any thread may call anything.
+
+    Renders run one at a time, in the order in which they were asked for. Each gives the clip it
+    would give alone, to the bit, and the clip's arrays are the caller's own. `close` waits for the
+    render that runs; those that still wait are refused. `progress` is called by the thread whose
+    render it tells about, and can't render or close itself.
+    """
 
     def __init__(
         self, bundle: Bundle, device: Device, *, progress: OnProgress | None = None
@@ -76,8 +84,9 @@ class Session:
         self.bundle = bundle
         self.device = device
         self._progress = progress
+        self._turns = Turns()
         self._tokenizer: Tokenizer | None = None
-        self._closed = False
+        self._tokenizing = threading.Lock()  # a tokenizer is for one thread at a time
 
     def __enter__(self) -> Session:
         return self
@@ -86,9 +95,13 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Give everything back. A closed session renders nothing more."""
-        self._closed = True
-        self.device.close()
+        """Wait for the render that runs, then give everything back; the next ones are refused.
+
+        Raises:
+            UsageError: this thread is rendering: its render would never end.
+        """
+        if self._turns.close():
+            self.device.close()
 
     @property
     def limits(self) -> Limits:
@@ -181,32 +194,25 @@ class Session:
             source: float32 [2, n] at 44.1 kHz in place of the file `request.init_audio` names.
 
         Raises:
-            UsageError: the request makes no sense for this model.
+            UsageError: the request makes no sense for this model, or the session is closed.
             RunFailed: a stage failed, or the result isn't sound (not finite, beyond full scale).
         """
-        if self._closed:
-            raise UsageError("this session is closed", hint="load the model again")
-        request, planned, source = self.plan(request, source=source)
-        run = self.device.run(planned.plan, planned.inputs, progress=self._progress)
-        latents = run.outputs["latents"]
-        if not np.isfinite(latents).all():
-            raise RunFailed(
-                "the sampler's result holds values that are not numbers",
-                found=f"{np.count_nonzero(~np.isfinite(latents)):,} of {latents.size:,} latents",
-                hint="use --precision fp32 or less guidance, or export the model again "
-                "(--force); nothing was written",
-            )
-        pcm = _sound(run.outputs, request.limiter_ceiling)
+        with self._turns.place() as place:
+            request, planned, source = self.plan(request, source=source)
+            place.wait()
+            run = self.device.run(planned.plan, planned.inputs, progress=self._progress)
+        latents = finite_latents(run.outputs)
+        pcm = sound(run.outputs, request.limiter_ceiling)
         if planned.keep is not None and source is not None:
             pcm = splice(pcm, to_pcm(source), planned.keep)
         return Clip(
             pcm=pcm,
             sample_rate=SAMPLE_RATE,
             request=request,
-            latents=np.array(latents[..., : planned.geometry.latents]),
+            latents=np.ascontiguousarray(latents[..., : planned.geometry.latents]),
             model=self.bundle.model.name,
             device=self.device.description,
-            warnings=(*planned.warnings, *_judge(pcm)),
+            warnings=(*planned.warnings, *suspicions(pcm)),
             notes=planned.notes,
             timing=dict(run.seconds),
             directory=self.bundle.directory,
@@ -217,21 +223,12 @@ class Session:
     ) -> tuple[Request, Planned, NDArray[np.float32] | None]:
         """The resolved request, its plan and its source audio."""
         limits = self.limits
-        notes: list[str] = []
         warnings: list[str] = []
-        length = None
-        if request.init_audio is not None:
-            if source is None:
-                source = self._read(request, notes)
-            if source.ndim != 2 or source.shape[0] != 2 or not np.isfinite(source).all():
-                raise UsageError(
-                    "source audio must be finite float32 [2, n] at 44.1 kHz",
-                    found=f"shape {source.shape}",
-                )
-            length = source.shape[1] / SAMPLE_RATE
+        source, notes = source_of(request, source, limits.max_seconds)
+        length = None if source is None else source.shape[1] / SAMPLE_RATE
         request = request.resolve(limits, source_seconds=length)
         if source is not None:
-            _tell_source(request, source.shape[1], notes)
+            notes += length_notes(request, source.shape[1])
         if request.cfg is not None and request.cfg > CFG_TESTED and limits.cfg == 1:
             warnings.append(
                 f"guidance of {request.cfg:g} is more than this model was distilled for: "
@@ -285,66 +282,13 @@ class Session:
                 )
 
     def _tokens(self, text: str, what: str, warnings: list[str]) -> Tokens:
-        if self._tokenizer is None:
-            self._tokenizer = Tokenizer(self.bundle.tokenizer)
-        tokens = self._tokenizer(text)
+        with self._tokenizing:
+            if self._tokenizer is None:
+                self._tokenizer = Tokenizer(self.bundle.tokenizer)
+            tokens = self._tokenizer(text)
         if tokens.cut:
             warnings.append(
                 f"the {what} has {tokens.total} tokens, {len(tokens.ids[0])} fit: "
                 f"cut from “{tokens.cut.strip()[:40]}…”"
             )
         return tokens
-
-    def _read(self, request: Request, notes: list[str]) -> NDArray[np.float32]:
-        from sa3_runtime.audio import read
-
-        assert request.init_audio is not None
-        # one second more than can be used, so that it shows whether something is left out
-        audio = read(request.init_audio, seconds=(request.seconds or self.limits.max_seconds) + 1)
-        notes += audio.notes
-        return audio.samples
-
-
-def _sound(outputs: Mapping[str, NDArray[Any]], ceiling: float | None) -> NDArray[np.int16]:
-    """The clip as int16 [n, 2], limited here if the decoder came without a limiter.
-
-    Raises:
-        RunFailed: samples that are not numbers or, where limited, beyond full scale.
-    """
-    if "pcm" in outputs:
-        broken = int(outputs["status"][0])
-        pcm = np.array(outputs["pcm"])
-    else:
-        if "audio" in outputs:
-            audio = outputs["audio"][0].astype(np.float32)
-        else:
-            audio = outputs["pcm_unbounded"][0].T / np.float32(PCM_PEAK)
-        # an integer cast turns what is not a number into −2³¹
-        sound = np.isfinite(audio) & (np.abs(audio) < 2**30 / PCM_PEAK)
-        broken = audio.size - int(np.count_nonzero(sound))
-        pcm = limit(np.where(sound, audio, np.float32(0)), ceiling or LIMITER_CEILING)
-    if broken:
-        raise RunFailed(
-            "the decoder's result isn't sound",
-            found=f"{broken:,} samples that are not numbers or beyond full scale",
-            hint="use another precision or export the model again; nothing was written",
-        )
-    return pcm
-
-
-def _tell_source(request: Request, samples: int, notes: list[str]) -> None:
-    assert request.seconds is not None
-    length = samples / SAMPLE_RATE
-    if length > request.seconds + 0.5 / SAMPLE_RATE:
-        notes.append(f"of the source only the first {request.seconds:g} s are used")
-    elif request.seconds - length > 0.5 / SAMPLE_RATE:
-        rest = "the rest is made anew" if request.inpaint else "silence stands in for the rest"
-        notes.append(f"the source ends at {length:.2f} s: {rest}")
-
-
-def _judge(pcm: NDArray[np.int16]) -> Iterator[str]:
-    """What is suspicious about a finished clip."""
-    if (pcm == pcm[0]).all() and len(pcm) > 1:
-        yield "the clip is constant: every sample has the same value"
-    elif np.abs(pcm.astype(np.int32)).max() < SILENCE:
-        yield "the clip is silent: its peak is below −60 dBFS"

@@ -69,13 +69,13 @@ def test_a_constant_clip_is_told(
 
 def test_a_silent_clip_is_told() -> None:
     """CASES 31: below −60 dBFS."""
-    from sa3_runtime.session import _judge
+    from sa3_runtime.result import suspicions
 
     quiet = np.zeros((1000, 2), np.int16)
     quiet[::2] = 32
-    assert "silent" in next(_judge(quiet))
+    assert "silent" in next(suspicions(quiet))
     quiet[0] = 33
-    assert not list(_judge(quiet))
+    assert not list(suspicions(quiet))
 
 
 def test_one_sample_is_a_clip(stub_session: Session) -> None:

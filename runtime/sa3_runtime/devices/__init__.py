@@ -68,7 +68,7 @@ class DeviceOptions:
 class Run:
     """What a run gave.
 
-    outputs: every output buffer of the plan by name; valid until the next run of the device.
+    outputs: every output buffer of the plan by name; the caller's own, no later run touches them.
     seconds: wall time by stage name, as far as the device can tell them apart, and "total".
     """
 
