@@ -44,6 +44,7 @@ def chosen(monkeypatch):
     """chosen(installed packages, options) → file name by stage; stages are (kind, path) here."""
     monkeypatch.setattr(tensorrt, "TensorRTStage", lambda stage, path, driver: path.name)
     monkeypatch.setattr(ort_cuda, "OrtCudaStage", lambda stage, path, driver: path.name)
+    monkeypatch.setattr(ort_cuda, "onnx_runtime", lambda: None)
 
     def choose(here: dict[str, str], **options: Any) -> dict[str, str]:
         monkeypatch.setattr(packages, "installed", here.get)

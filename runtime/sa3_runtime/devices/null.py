@@ -8,8 +8,10 @@ recordings, memory planning) run on any machine, and says what was enqueued.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +88,7 @@ class NullDriver:
     def __init__(self, total_bytes: int = 8 << 30) -> None:
         """A GPU with that much memory."""
         self.total_bytes = total_bytes
+        self.alone: AbstractContextManager[Any] = threading.RLock()
         self.log: list[str] = []
         self.held: dict[int, int] = {}
         self.recording: list[Work] | None = None

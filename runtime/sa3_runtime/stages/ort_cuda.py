@@ -11,8 +11,10 @@ import contextlib
 import ctypes
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +28,10 @@ if TYPE_CHECKING:
     from sa3_runtime.devices.cuda.driver import Driver
     from sa3_runtime.devices.cuda.stage import Tensor
 
-__all__ = ["OrtCudaStage"]
+__all__ = ["OrtCudaStage", "onnx_runtime"]
 
 PROVIDER = "CUDAExecutionProvider"
+_STDOUT = threading.Lock()  # two threads that divert it would not bring it back
 _CUDART = "libcudart.so.13"  # what the provider is linked with
 _FATAL_ONLY = 4  # ONNX Runtime log severity
 _MEMORY_SIGNS = ("out of memory", "failed to allocate", "bfcarena")
@@ -108,7 +111,7 @@ class OrtCudaStage:
 
     def _open(self, latent_len: int | None) -> Any:
         """A session, for one length or for all."""
-        ort = _runtime()
+        ort = onnx_runtime()
         options = ort.SessionOptions()
         options.log_severity_level = _FATAL_ONLY
         options.intra_op_num_threads = 1
@@ -186,7 +189,8 @@ def _element_type(dtype: str) -> Any:
     return np.dtype(dtype)
 
 
-def _runtime() -> Any:
+@cache
+def onnx_runtime() -> Any:
     """The package onnxruntime with CUDA, its libraries loaded.
 
     Raises:
@@ -202,7 +206,7 @@ def _runtime() -> Any:
             hint="pip uninstall onnxruntime, then pip install onnxruntime-gpu; or --device cpu",
         )
     if hasattr(ort, "preload_dlls"):  # CUDA and cuDNN from their wheels; it talks on stdout
-        with contextlib.redirect_stdout(sys.stderr):
+        with _STDOUT, contextlib.redirect_stdout(sys.stderr):
             ort.preload_dlls()
     return ort
 

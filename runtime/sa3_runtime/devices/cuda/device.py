@@ -12,7 +12,6 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sa3_models.errors import ArtefactMissing, RunFailed, Sa3Error
@@ -60,7 +59,11 @@ def open_cuda(bundle: Bundle, index: int, options: DeviceOptions) -> CudaDevice:
 
 
 class CudaDevice:
-    """Runs plans on one GPU. Any thread may call `run`; runs happen one after the other."""
+    """Runs plans on one GPU. Any thread may call `run`; runs happen one after the other.
+
+    window: latents coded in one piece, by stage, as memory allows. Decided once, so that a request
+        gives the same windows every time.
+    """
 
     def __init__(
         self,
@@ -91,30 +94,12 @@ class CudaDevice:
         self._scratch: Allocation | None = None
         self._lock = threading.RLock()
         self._ready = False
+        self.window = self._windows()
         self._ahead: threading.Thread | None = None
         libraries = dict.fromkeys(stage.description for stage in stages.values())
         self.description = f"cuda:{driver.index}, {driver.name}, {', '.join(libraries)}"
 
     # -- the device protocol ---------------------------------------------------------------------
-
-    @cached_property
-    def window(self) -> Mapping[str, int]:
-        """Latents coded in one piece, by stage, as memory allows. Decided once, so that a request
-        gives the same windows every time.
-        """
-        with self._lock:
-            self._driver.make_current()
-            free = self._driver.free_bytes()
-        weights = sum(s.weight_bytes for n, s in self._stages.items() if n not in self._loaded)
-        if self._free_models:
-            weights = max((s.weight_bytes for s in self._stages.values()), default=0)
-        # half of what is left is for the sampler's buffers and scratch, which outlive coding
-        available = (free - weights) // 2
-        return {
-            name: window_for(self._stages[name], available)
-            for name in ("enc", "dec")
-            if name in self._stages
-        }
 
     def load_ahead(self) -> None:
         """Begin to load what every render needs, while the caller still reads its request.
@@ -124,12 +109,11 @@ class CudaDevice:
         """
         wanted = [name for name in LOADED_AHEAD if name in self._stages]
         weights = sum(self._stages[name].weight_bytes for name in wanted)
-        _ = self.window  # decided by the memory that is free before
         if self._free_models or weights > self._driver.free_bytes() // 2:
             return
 
         def load() -> None:
-            with contextlib.suppress(Sa3Error):
+            with contextlib.suppress(Sa3Error), self._driver.alone:
                 self._load_all({name: set() for name in wanted})
 
         self._ahead = threading.Thread(target=load, name="sa3-load", daemon=True)
@@ -166,7 +150,8 @@ class CudaDevice:
             self._driver.make_current()
             self._wait_for_loading()
             if self._free_models:
-                recording = self._run_freeing(plan, inputs, progress)
+                with self._driver.alone:
+                    recording = self._run_freeing(plan, inputs, progress)
             else:
                 recording = self.recording(plan, inputs, progress=progress)
                 recording.write(inputs)
@@ -174,20 +159,25 @@ class CudaDevice:
                 self._wait(recording, progress)
             outputs, seconds = recording.read(), recording.seconds()
             if self._free_models:
-                recording.close()
+                with self._driver.alone:
+                    recording.close()
             seconds["total"] = time.perf_counter() - begin
             return Run(outputs, seconds)
 
     def close(self) -> None:
         """Give everything back."""
         with self._lock:
-            self._driver.make_current()
             self._wait_for_loading()
-            self.drop_recordings()
-            for name in tuple(self._loaded):
-                self._unload(name)
-            self._scratch = None
-            self._driver.close()
+            with self._driver.alone:
+                self._close()
+
+    def _close(self) -> None:
+        self._driver.make_current()
+        self.drop_recordings()
+        for name in tuple(self._loaded):
+            self._unload(name)
+        self._scratch = None
+        self._driver.close()
 
     # -- recordings ------------------------------------------------------------------------------
 
@@ -212,6 +202,12 @@ class CudaDevice:
         if found is not None:
             self._recordings.move_to_end(plan)
             return found
+        with self._driver.alone:
+            return self._new_recording(plan, inputs, progress)
+
+    def _new_recording(
+        self, plan: Plan, inputs: Mapping[str, NDArray[Any]], progress: OnProgress | None
+    ) -> Recording:
         self._admit(plan)
         self._prepare(plan, progress)
         recording = None
@@ -265,6 +261,17 @@ class CudaDevice:
         )
         if error is not None:
             raise error
+
+    def _windows(self) -> Mapping[str, int]:
+        weights = [stage.weight_bytes for stage in self._stages.values()]
+        needed = max(weights, default=0) if self._free_models else sum(weights)
+        # half of what is left is for the sampler's buffers and scratch, which outlive coding
+        available = (self._driver.free_bytes() - needed) // 2
+        return {
+            name: window_for(self._stages[name], available)
+            for name in ("enc", "dec")
+            if name in self._stages
+        }
 
     # -- stages ----------------------------------------------------------------------------------
 

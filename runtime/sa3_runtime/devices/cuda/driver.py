@@ -8,9 +8,11 @@ methods on host memory.
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +29,7 @@ __all__ = [
     "check",
 ]
 
+_ALONE: defaultdict[int, AbstractContextManager[Any]] = defaultdict(threading.RLock)  # by GPU
 DRIVER_LEAST = 13000  # cuDriverGetVersion: CUDA 13.0, that is driver 580
 MEGABYTE = 1 << 20
 
@@ -66,6 +69,10 @@ class Driver(Protocol):
     """What the CUDA device asks of a GPU. Addresses and the stream handle are integers.
 
     All work goes to one stream, in order; only `synchronize` and the first lines of a render wait.
+
+    alone: held by whoever loads, unloads, warms up or captures on this GPU, in any session of the
+        process. CUDA lets no thread wait for the whole GPU (as loading does) while a stream of it
+        is being captured; launching a captured graph needs no such care.
     """
 
     name: str
@@ -73,6 +80,7 @@ class Driver(Protocol):
     total_bytes: int
     stream: int
     index: int
+    alone: AbstractContextManager[Any]
 
     def make_current(self) -> None:
         """Make this GPU the calling thread's."""
@@ -222,6 +230,7 @@ class CudaDriver:
         self.cu = cu = _bindings()
         self.index = index
         self._device = _device(cu, index)
+        self.alone = _ALONE[index]
         self.context = check(cu.cuDevicePrimaryCtxRetain(self._device), "opening the GPU")
         self.make_current()
         self.name = (

@@ -48,8 +48,11 @@ def select_stages(bundle: Bundle, driver: Driver, options: DeviceOptions) -> dic
     if Stage.DIT in engines:
         rest = [stage for stage in rest if stage not in DIT_PARTS]
     if rest:
-        from sa3_runtime.stages.ort_cuda import OrtCudaStage
+        from sa3_runtime.stages.ort_cuda import OrtCudaStage, onnx_runtime
 
+        # before an export takes minutes, and before threads load stages: its import is Python's
+        # work, which would wait for a tokenizer that is being read
+        onnx_runtime()
         files = bundle.onnx_files(options.precision or "fp16", rest)
         stages |= {stage.value: OrtCudaStage(stage, path, driver) for stage, path in files.items()}
     return stages
