@@ -13,7 +13,7 @@ from sa3_models.errors import RunFailed
 from sa3_runtime.bundle import find_bundle
 from sa3_runtime.devices.cuda.device import CudaDevice
 from sa3_runtime.devices.cuda.driver import OutOfDeviceMemory
-from sa3_runtime.devices.null import null_device
+from sa3_runtime.devices.null import HostCall, NullDriver, NullGraph, null_device
 from sa3_runtime.request import Request
 from sa3_runtime.session import Session, load
 
@@ -214,9 +214,92 @@ def test_running_out_of_memory_anywhere_leaks_nothing_and_leaves_the_session_usa
         assert len(session.render(request).pcm) == 44_100
 
 
-def test_a_stage_that_fails_while_recording_leaves_the_stream_usable(stub, monkeypatch):
-    from sa3_runtime.devices.null import HostCall
+def fail_at(driver: NullDriver, device: CudaDevice, place: str, patch: pytest.MonkeyPatch) -> None:
+    """Let the GPU run out of memory at one place of a render."""
 
+    def refuse(*_: object, **__: object) -> None:
+        raise OutOfDeviceMemory("the GPU is out of memory")
+
+    kind, _, name = place.partition(" ")
+    if kind == "load" and name:
+        patch.setattr(device._stages[name], "load", refuse)
+    elif kind == "prepare":
+        patch.setattr(device._stages[name], "prepare", refuse)
+    elif kind == "run":  # the first, which warms up
+        runner = HostCall.enqueue
+
+        def enqueue(self: HostCall, *arguments: object, **named: object) -> None:
+            if self._runner is device._stages[name]._runner:
+                refuse()
+            runner(self, *arguments, **named)
+
+        patch.setattr(HostCall, "enqueue", enqueue)
+    elif kind == "capturing":
+        runner = HostCall.enqueue
+
+        def enqueue_in_capture(self: HostCall, *arguments: object, **named: object) -> None:
+            if driver.recording is not None and self._runner is device._stages[name]._runner:
+                refuse()
+            runner(self, *arguments, **named)
+
+        patch.setattr(HostCall, "enqueue", enqueue_in_capture)
+    elif kind == "instantiate":
+
+        def end_capture() -> None:
+            driver.recording = None
+            refuse()
+
+        patch.setattr(driver, "end_capture", end_capture)
+    elif kind == "replay":
+        patch.setattr(NullGraph, "launch", refuse)
+    else:
+        patch.setattr(driver, kind, refuse)
+
+
+STAGES = ("t5gemma", "dit_prepare", "dit_step", "dec")
+PLACES = [
+    *(f"{what} {stage}" for what in ("load", "prepare", "run", "capturing") for stage in STAGES),
+    *("allocate", "allocate_host", "begin_capture", "instantiate", "replay"),
+    *("load", "synchronize"),
+]
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["first render", "with a graph kept"])
+@pytest.mark.parametrize("place", PLACES)
+def test_out_of_memory_at_each_place_leaks_nothing_and_a_smaller_request_works(
+    stub, cpu, monkeypatch, place, warm
+):
+    """Case: CUDA out of memory at each stage."""
+    small, large = request_of("text")[0], request_of("text", seconds=20.0)[0]
+    session = open_null(stub)
+    device = session.device
+    driver = device._driver
+    if warm:
+        session.render(small)
+    with monkeypatch.context() as patch:
+        fail_at(driver, device, place, patch)
+        if warm and place.startswith("load"):
+            patch.undo()  # all of it is loaded already
+        else:
+            with pytest.raises(OutOfDeviceMemory):
+                session.render(large)
+            for recording in device.recordings:
+                assert recording._graph is not None, "only whole recordings are kept"
+    assert driver.recording is None, "the stream is not left capturing"
+    weights = sum(device._stages[name].weight_bytes for name in device._loaded)
+    scratch = {id(m): m.size for r in device.recordings for m in r._scratch}
+    if device._scratch is not None:
+        scratch[id(device._scratch)] = device._scratch.size
+    kept = sum(recording._memory.size for recording in device.recordings)
+    assert sum(driver.held.values()) == weights + kept + sum(scratch.values())
+    for request in (small, large, small):
+        np.testing.assert_array_equal(session.render(request).pcm, cpu.render(request).pcm)
+    session.close()
+    assert driver.held == {}
+    assert driver._memory == {}
+
+
+def test_a_stage_that_fails_while_recording_leaves_the_stream_usable(stub, monkeypatch):
     with open_null(stub) as session:
         original, request = HostCall.enqueue, request_of("text")[0]
 

@@ -142,10 +142,27 @@ def test_a_coder_has_a_session_for_each_length_and_others_one_for_all(fake, stag
     assert fake.live == []
 
 
+def test_a_session_of_a_run_that_failed_goes_with_the_next_one(fake, stage_of):
+    stage = stage_of(Stage.DECODER)
+    stage.load((4096, 128))  # and the run ends before it calls the decoder
+    stage.load((33,))
+    assert [facts["sizes"]["latent_len"] for facts in fake.live] == [33]
+    kept = stage.prepare(33)
+    stage.load((33,))
+    assert len(fake.live) == 1, "a recording holds it already"
+    del kept
+    assert stage.prepare(33) is not None, "opened again"
+
+
 @pytest.mark.parametrize("kind", [Stage.TEXT, Stage.DECODER])
 @pytest.mark.parametrize(
     "words",
-    ["CUDA failure 2: out of memory ; GPU=0", "BFCArena::AllocateRawInternal Failed to allocate"],
+    [
+        "CUDA failure 2: out of memory ; GPU=0",
+        "BFCArena::AllocateRawInternal Failed to allocate",
+        "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0",
+        "CUDNN failure 1003: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED ; GPU=0",
+    ],
 )
 def test_running_out_of_memory_is_told_apart_and_holds_nothing(fake, stage_of, kind, words):
     stage = stage_of(kind)

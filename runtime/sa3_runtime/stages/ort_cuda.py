@@ -34,7 +34,10 @@ PROVIDER = "CUDAExecutionProvider"
 _STDOUT = threading.Lock()  # two threads that divert it would not bring it back
 _CUDART = "libcudart.so.13"  # what the provider is linked with
 _FATAL_ONLY = 4  # ONNX Runtime log severity
-_MEMORY_SIGNS = ("out of memory", "failed to allocate", "bfcarena")
+_MEMORY_SIGNS = (
+    *("out of memory", "failed to allocate", "bfcarena"),
+    *("alloc_failed", "allocation_failed"),  # cuBLAS and cuDNN
+)
 _BFLOAT16 = 16  # ONNX's number for a type NumPy hasn't
 # The coders cut their sequence by arithmetic on its length. ONNX Runtime does that on the host, and
 # host work between GPU work can't be captured: their sessions are made for one length, where all of
@@ -90,7 +93,10 @@ class OrtCudaStage:
             RunFailed: the file is refused.
         """
         if self._stage in _ONE_LENGTH:
-            for length in latent_lens:
+            lengths = set(latent_lens)
+            # what was loaded for a run that failed before it came to this stage
+            self._fresh = {n: session for n, session in self._fresh.items() if n in lengths}
+            for length in sorted(lengths):
                 if length not in self._pinned:
                     self._fresh[length] = self._pinned[length] = self._open(length)
         elif self._any is None:
@@ -98,10 +104,12 @@ class OrtCudaStage:
 
     def prepare(self, latent_len: int) -> OrtCall:
         """A call for one length."""
-        self.load((latent_len,))
         if self._stage not in _ONE_LENGTH:
+            self.load(())
             return OrtCall(self._any, self.path.name, self._driver.index, held_bytes=0)
-        session = self._fresh.pop(latent_len, None) or self._pinned[latent_len]
+        session = self._fresh.pop(latent_len, None) or self._pinned.get(latent_len)
+        if session is None:  # it went with the last recording of this length
+            session = self._pinned[latent_len] = self._open(latent_len)
         return OrtCall(session, self.path.name, self._driver.index, held_bytes=self.weight_bytes)
 
     def unload(self) -> None:

@@ -202,7 +202,11 @@ class CudaGraph:
             self._handle = check(cu.cuGraphInstantiate(graph, 0), "instantiating the CUDA graph")
         finally:
             check(cu.cuGraphDestroy(graph), "destroying a graph")
-        check(cu.cuGraphUpload(self._handle, driver.stream_handle), "uploading the CUDA graph")
+        try:
+            check(cu.cuGraphUpload(self._handle, driver.stream_handle), "uploading the CUDA graph")
+        except BaseException:
+            self.close()
+            raise
 
     def launch(self) -> None:
         """Enqueue all of it on the driver's stream."""
