@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sa3_models.errors import RunFailed
+from sa3_models.errors import RunFailed, UsageError
 from sa3_runtime.bundle import find_bundle
+from sa3_runtime.devices import Progress
 from sa3_runtime.devices.cuda.device import CudaDevice
 from sa3_runtime.devices.cuda.driver import OutOfDeviceMemory
 from sa3_runtime.devices.null import HostCall, NullDriver, NullGraph, null_device
@@ -373,6 +374,49 @@ def test_seconds_are_told_by_stage(null):
     clip = null.render(request_of("guidance")[0])
     assert {"t5gemma", "dit_prepare", "dit_step", "dec", "copy", "total"} <= set(clip.timing)
     assert all(seconds > 0 for seconds in clip.timing.values())
+
+
+@pytest.mark.parametrize("when", ["load", "dec"])
+def test_an_interrupt_ends_a_render_and_the_session_goes_on(stub, cpu, when):
+    def stop(event: Progress) -> None:
+        if event.stage == when:
+            raise KeyboardInterrupt
+
+    with open_null(stub) as session:
+        request = request_of("text")[0]
+        session._progress = stop
+        with pytest.raises(KeyboardInterrupt):
+            session.render(request)
+        session._progress = None
+        for _ in range(2):
+            np.testing.assert_array_equal(session.render(request).pcm, cpu.render(request).pcm)
+        device = session.device
+        driver = device._driver
+        device.drop_recordings()
+        weights = sum(device._stages[name].weight_bytes for name in device._loaded)
+        assert sum(driver.held.values()) == weights + device._scratch.size
+
+
+def test_the_first_run_of_a_plan_tells_what_making_it_took(stub):
+    made = {"load", "warm up", "capture"}
+    with open_null(stub) as session:
+        first, second = (session.render(request_of("text")[0]).timing for _ in range(2))
+    assert made <= set(first)
+    assert all(first[name] > 0 for name in made)
+    assert sum(first[name] for name in made) < first["total"]
+    assert not made & set(second)
+
+
+def test_a_length_beyond_an_engines_profile_is_refused_with_those_that_fit(stub):
+    with open_null(stub) as session:
+        session.device._stages["dit_step"].latent_range = (5, 64)
+        with pytest.raises(UsageError, match=r"323 latents, it takes 5 to 64.*5\.94 s fit") as told:
+            session.render(request_of("text", seconds=30.0)[0])
+        assert told.value.exit_code == 2
+        with pytest.raises(UsageError, match="dit_step file of this model can't take"):
+            session.render(request_of("text", seconds=0.2)[0])
+        assert session.device._loaded == set(), "refused before anything is loaded"
+        assert len(session.render(request_of("text")[0]).pcm) == 44_100
 
 
 def test_an_input_that_does_not_fit_is_named(null):

@@ -94,6 +94,7 @@ class CudaDevice:
         self._scratch: Allocation | None = None
         self._lock = threading.RLock()
         self._ready = False
+        self._making: dict[str, float] = {}  # seconds a new recording took, by what was done
         self.window = self._windows()
         self._ahead: threading.Thread | None = None
         libraries = dict.fromkeys(stage.description for stage in stages.values())
@@ -139,7 +140,8 @@ class CudaDevice:
             progress: told where the GPU is.
 
         Returns:
-            Outputs owned by the caller; GPU seconds by stage, and "total" in wall time.
+            Outputs owned by the caller; GPU seconds by stage, and "total" in wall time. The first
+            run of a plan tells "load", "warm up" and "capture" in wall time besides.
 
         Raises:
             OutOfDeviceMemory: it doesn't fit, with the numbers and what would help.
@@ -147,8 +149,11 @@ class CudaDevice:
         """
         with self._lock:
             begin = time.perf_counter()
+            self._making = {}
             self._driver.make_current()
-            self._wait_for_loading()
+            if self._ahead is not None:
+                self._wait_for_loading()
+                self._spent("load", begin)
             if self._free_models:
                 with self._driver.alone:
                     recording = self._run_freeing(plan, inputs, progress)
@@ -157,7 +162,7 @@ class CudaDevice:
                 recording.write(inputs)
                 recording.launch()
                 self._wait(recording, progress)
-            outputs, seconds = recording.read(), recording.seconds()
+            outputs, seconds = recording.read(), {**self._making, **recording.seconds()}
             if self._free_models:
                 with self._driver.alone:
                     recording.close()
@@ -237,8 +242,12 @@ class CudaDevice:
         recording = Recording(self._driver, plan, self._scratch_for)
         try:
             recording.write(inputs)
+            begin = time.perf_counter()
             recording.warm_up(self._call)
+            self._spent("warm up", begin)
+            begin = time.perf_counter()
             recording.capture()
+            self._spent("capture", begin)
         except BaseException:
             recording.close()
             raise
@@ -286,6 +295,7 @@ class CudaDevice:
             progress(Progress("load", 0, 1, 0.0))
         begin = time.perf_counter()
         self._load_all(lengths)
+        self._spent("load", begin)
         if progress and loading:
             progress(Progress("load", 1, 1, time.perf_counter() - begin))
 
@@ -298,6 +308,9 @@ class CudaDevice:
             errors = [error for job in jobs if (error := job.exception())]
         if errors:
             raise errors[0]
+
+    def _spent(self, what: str, begin: float) -> None:
+        self._making[what] = self._making.get(what, 0.0) + time.perf_counter() - begin
 
     def _wait_for_loading(self) -> None:
         if self._ahead is not None:

@@ -7,6 +7,7 @@ in the graph stay valid until `close`.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 from collections.abc import Callable, Mapping
@@ -182,6 +183,8 @@ class Recording:
 
     def close(self) -> None:
         """Destroy the graph, then let go of what it used."""
+        with contextlib.suppress(RunFailed):  # an interrupted render still runs
+            self._driver.synchronize()
         if self._graph is not None:
             self._graph.close()
             self._graph = None
