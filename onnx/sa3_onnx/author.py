@@ -71,6 +71,10 @@ class Author:
         lowering: "primitives" spells norms, rotations and attention out in basic operators, whose
             patterns TensorRT's fuser recognises; "operators" uses the standard operators of opset
             23 (RMSNormalization, RotaryEmbedding, Attention) where ONNX Runtime has kernels.
+
+    Attributes:
+        ort_cuda: whether the graph is for ONNX Runtime's CUDA kernels: operators in half precision.
+            What they are slow at is spelt otherwise (docs/benchmarks-cuda.md has the times).
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Author:
         self.trunk = _DTYPES[precision]
         self.precision = precision
         self.lowering = lowering
+        self.ort_cuda = lowering == "operators" and precision != "fp32"
         self.graph = gs.Graph(name=name, opset=_OPSET[lowering], ir_version=_IR_VERSION[lowering])
         self.dtype = self.trunk  # type of the floating nodes emitted now
         self.metadata: dict[str, str] = {}
@@ -193,9 +198,10 @@ class Author:
         dtype: Any = None,
         outputs: int = 1,
         keep: bool = False,
+        domain: str | None = None,
         **attrs: Any,
     ) -> Any:
-        """Emit a node of the standard domain.
+        """Emit a node.
 
         Floating operands are cast to the type of this place; Python numbers become constants of
         that type; None leaves an optional input out.
@@ -207,6 +213,7 @@ class Author:
                 that of the first operand.
             outputs: how many.
             keep: leave operands in their own types (Cast-like and index operators).
+            domain: of the operator; None is ONNX itself (docs/decisions/0007 has the exception).
             attrs: node attributes.
 
         Returns:
@@ -227,7 +234,7 @@ class Author:
         if dtype is None:
             first = next(t for t in operands if t.name)
             dtype = self.dtype if floating and not keep else first.dtype
-        return self._node(kind, operands, np.dtype(dtype), attrs, outputs)
+        return self._node(kind, operands, np.dtype(dtype), attrs, outputs, domain)
 
     def ints(self, *values: int) -> Tensor:
         """An int64 vector constant (shapes, axes, split sizes)."""
@@ -240,11 +247,12 @@ class Author:
         dtype: np.dtype[Any],
         attrs: Mapping[str, Any],
         outputs: int = 1,
+        domain: str | None = None,
     ) -> Any:
         name = self._fresh(kind)
         out = [gs.Variable(name if outputs == 1 else f"{name}.{i}", dtype) for i in range(outputs)]
         self.graph.nodes.append(
-            gs.Node(op=kind, name=name, inputs=inputs, outputs=out, attrs=dict(attrs))
+            gs.Node(kind, name, dict(attrs), inputs=inputs, outputs=out, domain=domain)
         )
         return out[0] if outputs == 1 else out
 

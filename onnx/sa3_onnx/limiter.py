@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from sa3_models.geometry import CHANNELS, LIMITER_CEILING, PCM_PEAK
 from sa3_models.geometry import LIMITER_BLOCK as _BLOCK
 from sa3_models.geometry import LIMITER_REACH as _REACH
-from sa3_onnx.author import Author, Tensor
-from sa3_onnx.vocabulary import END, axis_length, reshape, slice_axis, transpose
+from sa3_onnx.author import Author, Lowering, Tensor
+from sa3_onnx.vocabulary import END, axis_length, reshape, slice_axis, split, transpose
 
 __all__ = ["author_limiter", "limited_pcm"]
 
@@ -49,26 +49,30 @@ def limited_pcm(g: Author, audio: Tensor, ceiling: Tensor | None = None) -> Tens
         return reshape(g, transpose(g, pcm, 0, 2, 3, 1), 1, -1, CHANNELS)
 
 
-def author_limiter(*, ceiling_input: bool = False) -> Author:
+def author_limiter(
+    *, ceiling_input: bool = False, precision: str = "fp32", lowering: Lowering = "primitives"
+) -> Author:
     """A graph of the limiter alone: `audio` f32 [1, 2, S ≥ 1] → `pcm` i32 [1, S, 2].
 
-    The last block is filled by repeating the last sample, then cut off again.
+    The last block is filled by repeating the last sample, then cut off again. All of it is FP32;
+    precision and lowering are those of the graph around it.
     """
-    g = Author("limiter")
+    g = Author("limiter", precision=precision, lowering=lowering)
     audio = g.input("audio", "float32", (1, CHANNELS, "samples"))
     ceiling = g.input("limiter_ceiling", "float32", ()) if ceiling_input else None
-    length = axis_length(g, audio, 2)
-    blocks = g.op("Div", g.op("Add", length, g.ints(_BLOCK - 1)), g.ints(_BLOCK))
-    filled = g.op("Pad", audio, g.ints(0, 0, 0, 0, 0, _BLOCK - 1), mode="edge")
-    filled = slice_axis(g, filled, 0, g.op("Mul", blocks, g.ints(_BLOCK)), 2)
-    pcm = slice_axis(g, limited_pcm(g, filled, ceiling), 0, length, 1)
+    with g.fp32():
+        length = axis_length(g, audio, 2)
+        blocks = g.op("Div", g.op("Add", length, g.ints(_BLOCK - 1)), g.ints(_BLOCK))
+        filled = g.op("Pad", audio, g.ints(0, 0, 0, 0, 0, _BLOCK - 1), mode="edge")
+        filled = slice_axis(g, filled, 0, g.op("Mul", blocks, g.ints(_BLOCK)), 2)
+        pcm = slice_axis(g, limited_pcm(g, filled, ceiling), 0, length, 1)
     g.output("pcm", pcm, "int32", (1, "samples", CHANNELS))
     return g
 
 
 def _gain(g: Author, blocks: Tensor, ceiling: Tensor) -> Tensor:
     """The factor of every sample: [1, 2, N, 64] → [1, 1, N, 64], at most 1."""
-    peak = g.op("ReduceMax", g.op("Abs", blocks), g.ints(1, 3), keepdims=0)  # [1, N]
+    peak = _peaks(g, g.op("Abs", blocks))
     needed = g.op("Div", ceiling, g.op("Max", reshape(g, peak, 1, 1, -1), ceiling))
     # a minimum over shifted slices: ONNX Runtime has no CUDA kernel for the MaxPool of this opset
     width = 2 * _REACH + 1
@@ -77,6 +81,18 @@ def _gain(g: Author, blocks: Tensor, ceiling: Tensor) -> Tensor:
     smooth = _shifted_sum(g, g.op("Min", *shifted), _hann(), axis=2)
     smooth = reshape(g, smooth, 1, 1, -1, 1)
     return g.op("Min", _shifted_sum(g, smooth, _interpolation(), axis=2), 1.0)
+
+
+def _peaks(g: Author, x: Tensor) -> Tensor:
+    """The largest value of each block: [1, 2, N, 64] → N values.
+
+    On a GPU as maxima of slices: cuDNN, which ONNX Runtime reduces with, takes four times as long.
+    """
+    if not g.ort_cuda:
+        return g.op("ReduceMax", x, g.ints(1, 3), keepdims=0)
+    for axis, sizes in ((1, [1] * CHANNELS), (3, [_BLOCK // 8] * 8), (3, [_BLOCK // 64] * 8)):
+        x = g.op("Max", *split(g, x, sizes, axis=axis))
+    return x
 
 
 def _shifted_sum(g: Author, x: Tensor, weights: NDArray[Any], axis: int) -> Tensor:

@@ -26,7 +26,6 @@ from sa3_onnx.author import Author, Tensor
 from sa3_onnx.heads import neighbours
 from sa3_onnx.same_attention import Chunks, Rows, Windows
 from sa3_onnx.vocabulary import (
-    bias_is_a_pass,
     derived,
     linear,
     matmul,
@@ -68,7 +67,7 @@ def block(
     """
     attn, ff = f"{name}.self_attn", f"{name}.ff.ff"
     proj, inner = f"{ff}.0.proj", tensors.shape(f"{ff}.2.weight")[1]
-    norm = _Norm(g, x, tensors, f"{name}.pre_norm", shifted=bias_is_a_pass(g))
+    norm = _Norm(g, x, tensors, f"{name}.pre_norm", shifted=g.ort_cuda)
     attention = _attention_of_rows if g.lowering == "operators" else _attention
     h = attention(norm, attn, side, geometry, tensors.read(f"{name}.rope.inv_freq"))
     x = g.op("Add", x, linear(g, tokens(g, h, side.dim), tensors, f"{attn}.to_out"))
@@ -141,8 +140,8 @@ class _Norm:
     """DynamicTanh, gamma·tanh(alpha·x) + beta, with gamma and beta folded into what follows.
 
     W·(gamma·t + beta) + b = (W·gamma)·t + (W·beta + b), in float64: of the norm only t is left.
-    Where layers have no b and a bias is a pass of its own, `shifted` folds beta into t instead,
-    once for all of them: (W·gamma)·(t + beta/gamma).
+    Where a bias is a pass of its own and the layers have none (`tokens`), `shifted` folds beta into
+    t instead, once for all of them: (W·gamma)·(t + beta/gamma).
     """
 
     def __init__(

@@ -24,7 +24,6 @@ __all__ = [
     "END",
     "attention",
     "axis_length",
-    "bias_is_a_pass",
     "concat",
     "derived",
     "gelu_tanh",
@@ -290,23 +289,15 @@ def attention(
 # -- shapes -----------------------------------------------------------------------------------
 
 
-def bias_is_a_pass(g: Author) -> bool:
-    """Whether the bias of a linear layer is best a pass over its result.
-
-    On the CPU and in TensorRT it is part of the product. ONNX Runtime's CUDA kernel of Gemm first
-    writes the bias to every row, which costs more than to add it afterwards (a tenth of a step).
-    """
-    return g.lowering == "operators" and g.precision != "fp32"
-
-
 def tokens(g: Author, x: Tensor, width: int) -> Tensor:
-    """Tokens [T, width] of x, or [1, T, width] where a bias shall stay a pass of its own.
+    """Tokens [T, width] of x, or [1, T, width] for ONNX Runtime on a GPU.
 
-    ONNX Runtime makes one Gemm of a linear layer with bias if its tokens have two axes, and of
-    three axes also, once the length is known, if the bias has one: biases are [1, out]. Count axes
-    from the end: tokens are −2.
+    There a bias shall stay a pass of its own: the kernel of Gemm first writes it to every row,
+    which costs more (a tenth of a step). ONNX Runtime makes one Gemm of a linear layer with bias
+    if its tokens have two axes, and of three axes also, once the length is known, if the bias has
+    one: biases are [1, out]. Count axes from the end: tokens are −2.
     """
-    if bias_is_a_pass(g):
+    if g.ort_cuda:
         return reshape(g, x, 1, -1, width)
     return reshape(g, x, -1, width)
 

@@ -21,14 +21,16 @@ RNG = np.random.default_rng(0)
 LOUDEST = round(CEILING * 32767)
 
 
-@pytest.fixture(scope="module")
-def limit(tmp_path_factory: pytest.TempPathFactory) -> Limit:
+@pytest.fixture(scope="module", params=[("fp32", "primitives"), ("fp16", "operators")])
+def limit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Limit:
     """audio [2, S] → pcm [S, 2] with the baked ceiling, or another one given by name."""
+    precision, lowering = request.param
     folder = tmp_path_factory.mktemp("limiter")
     sessions = {}
     for given in (False, True):
         path = folder / f"{given}.onnx"
-        author_limiter(ceiling_input=given).save(path)
+        graph = author_limiter(ceiling_input=given, precision=precision, lowering=lowering)
+        graph.save(path)
         onnx.checker.check_model(str(path), full_check=True)
         sessions[given] = ort.InferenceSession(str(path))
 
