@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 import onnx
+from sa3_models.geometry import LIMITER_BLOCK, SAMPLE_RATE, SAMPLES_PER_LATENT
 from sa3_models.geometry import LIMITER_CEILING as CEILING
-from sa3_models.geometry import SAMPLE_RATE, SAMPLES_PER_LATENT
 from sa3_onnx.limiter import author_limiter
 
 from .twins import limiter as twin
@@ -140,6 +140,8 @@ def test_what_is_not_a_number_shows(limit: Limit, bad: float) -> None:
     audio = sine(0.1, 4096)
     audio[1, 2000] = bad
     got = limit(audio)
-    assert got[2000, 1] == -(2**31)
-    assert abs(got[:, 0]).max() <= LOUDEST
-    assert (got == -(2**31)).sum() == 1
+    broken = got == -(2**31)
+    assert broken[2000, 1]
+    assert abs(got[~broken]).max() <= LOUDEST
+    # its neighbours' gain may not be a number either, and nothing further away
+    assert abs(np.flatnonzero(broken.any(axis=1)) - 2000).max() <= 9 * LIMITER_BLOCK
