@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,44 @@ def test_the_device_chooses_windows_that_fit(config, stages):
     assert device.window["dec"] == WINDOW
     plan = plan_of(config, stages, 30, "on")
     assert refusal(plan, stages, SIX, free_models=False, windows=WINDOWS) is None
+
+
+class Running(Declared):
+    """A stage that takes the memory it declares and computes nothing."""
+
+    def __init__(self, declared: Declared, driver: NullDriver) -> None:
+        super().__init__(declared._stage, declared.io, declared.weight_bytes)
+        self.driver, self.pool = driver, 0
+        self.taken: list[int] = []
+
+    def load(self, latent_lens: Iterable[int]) -> None:
+        if not self.taken:
+            self.taken.append(self.driver.reserve(self.weight_bytes))
+
+    def prepare(self, latent_len: int) -> Any:
+        needed = self.scratch_bytes(latent_len)
+        if needed > self.pool:
+            self.taken.append(self.driver.reserve(needed - self.pool))
+            self.pool = needed
+        return SimpleNamespace(scratch_bytes=0, held_bytes=0, enqueue=lambda *_, **__: None)
+
+    def unload(self) -> None:
+        while self.taken:
+            self.driver.release(self.taken.pop())
+
+
+def test_another_length_is_admitted_where_it_fits_though_pools_are_taken(config, stages):
+    driver = NullDriver(SIX)
+    running = {name: Running(stage, driver) for name, stage in stages.items()}
+    device = CudaDevice(driver, running, kernels=lambda _: b"")
+    for seconds in (30, 20, 25, 30):
+        plan = plan_of(config, stages, seconds, "on")
+        inputs = {b.name: np.zeros(b.shape, b.dtype) for b in plan.of_kind("input")}
+        device.run(plan, inputs)
+    with pytest.raises(OutOfDeviceMemory, match="are free"):
+        device.run(plan_of(config, stages, 380, "on"), {})
+    device.close()
+    assert driver.held == {}
 
 
 def test_the_parts_are_told(config, stages):

@@ -91,6 +91,7 @@ class CudaDevice:
         self._budget = driver.total_bytes // GRAPH_SHARE if graph_bytes is None else graph_bytes
         self._recordings: OrderedDict[Plan, Recording] = OrderedDict()
         self._loaded: set[str] = set()
+        self._longest: dict[str, int] = {}  # latents that loaded stages have been prepared for
         self._scratch: Allocation | None = None
         self._lock = threading.RLock()
         self._ready = False
@@ -259,7 +260,12 @@ class CudaDevice:
         for name in names:
             if name not in self._stages:
                 raise ArtefactMissing(f"this model has no file for stage {name}")
-        held = sum(self._stages[name].weight_bytes for name in self._loaded & names)
+        held = self._scratch.size if self._scratch else 0
+        for name in self._loaded & names:
+            stage = self._stages[name]
+            held += stage.weight_bytes
+            if not stage.shares_scratch and name in self._longest:  # its pool serves again
+                held += stage.scratch_bytes(self._longest[name])
         kept = sum(recording.bytes for recording in self._recordings.values())
         error = refusal(
             plan,
@@ -331,6 +337,7 @@ class CudaDevice:
 
     def _unload(self, name: str) -> None:
         self._loaded.discard(name)
+        self._longest.pop(name, None)
         self._stages[name].unload()
 
     def _call(self, stage: str, latent_len: int) -> Call:
@@ -344,7 +351,9 @@ class CudaDevice:
             raise RunFailed(
                 f"{stage} is made for {low} to {high} latents", found=f"{latent_len} latents"
             )
-        return self._stages[stage].prepare(latent_len)
+        call = self._stages[stage].prepare(latent_len)
+        self._longest[stage] = max(latent_len, self._longest.get(stage, 0))
+        return call
 
     def _scratch_for(self, size: int) -> Allocation:
         """Memory all stages share; recordings hold the one they were captured with."""
