@@ -108,12 +108,14 @@ def test_a_full_gpu_is_survived_wherever_it_strikes(model, expected, monkeypatch
         device, driver = session.device, session.device._driver
         device._wait_for_loading()
         hog = Allocation(driver, driver.free_bytes() - (left << 20))
-        with monkeypatch.context() as patch:
-            if not admitted:
-                patch.setattr(device, "_admit", lambda plan: None)
-            with contextlib.suppress(OutOfDeviceMemory):
-                same([session.render(REQUESTS[0])], expected)
-        hog.close()
+        try:
+            with monkeypatch.context() as patch:
+                if not admitted:
+                    patch.setattr(device, "_admit", lambda plan: None)
+                with contextlib.suppress(OutOfDeviceMemory):
+                    same([session.render(REQUESTS[0])], expected)
+        finally:
+            hog.close()  # a failed test's traceback would keep it
         same([session.render(request) for request in REQUESTS], expected)
         free = driver.free_bytes()
         device.drop_recordings()

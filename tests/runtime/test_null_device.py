@@ -245,12 +245,7 @@ def fail_at(driver: NullDriver, device: CudaDevice, place: str, patch: pytest.Mo
 
         patch.setattr(HostCall, "enqueue", enqueue_in_capture)
     elif kind == "instantiate":
-
-        def end_capture() -> None:
-            driver.recording = None
-            refuse()
-
-        patch.setattr(driver, "end_capture", end_capture)
+        patch.setattr(driver, "end_capture", refuse)
     elif kind == "replay":
         patch.setattr(NullGraph, "launch", refuse)
     else:

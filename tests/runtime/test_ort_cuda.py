@@ -161,6 +161,7 @@ def test_a_session_of_a_run_that_failed_goes_with_the_next_one(fake, stage_of):
         "CUDA failure 2: out of memory ; GPU=0",
         "BFCArena::AllocateRawInternal Failed to allocate",
         "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0",
+        "CUBLAS failure 3: the resource allocation failed ; GPU=0 ; expr=cublasCreate",
         "CUDNN failure 1003: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED ; GPU=0",
     ],
 )

@@ -36,7 +36,7 @@ _CUDART = "libcudart.so.13"  # what the provider is linked with
 _FATAL_ONLY = 4  # ONNX Runtime log severity
 _MEMORY_SIGNS = (
     *("out of memory", "failed to allocate", "bfcarena"),
-    *("alloc_failed", "allocation_failed"),  # cuBLAS and cuDNN
+    *("alloc_failed", "allocation_failed", "allocation failed"),  # cuBLAS and cuDNN
 )
 _BFLOAT16 = 16  # ONNX's number for a type NumPy hasn't
 # The coders cut their sequence by arithmetic on its length. ONNX Runtime does that on the host, and

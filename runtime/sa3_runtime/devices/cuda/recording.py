@@ -114,10 +114,10 @@ class Recording:
         self._driver.begin_capture()
         try:
             self.enqueue(self._known_call)
+            self._graph = self._driver.end_capture()
         except BaseException:
             self._driver.abandon_capture()
             raise
-        self._graph = self._driver.end_capture()
         self.nodes = self._graph.nodes
         self.bytes += max(0, before - self._driver.free_bytes())
 
