@@ -40,10 +40,12 @@ from bench.cuda_fullsize import open_session
 from sa3_runtime.request import Request
 session = open_session(sys.argv[1], sys.argv[2])
 opened = time.perf_counter()
-session.render(Request("a", seconds=30.0, seed=1))
+clip = session.render(Request("a", seconds=30.0, seed=1))
 first = time.perf_counter()
 session.render(Request("b", seconds=30.0, seed=2))
-print(opened - begin, first - begin, time.perf_counter() - first)
+second = time.perf_counter() - first
+print(f"opened {opened - begin:.2f} s, first {first - begin:.2f} s, second {second:.3f} s;",
+      " ".join(f"{name} {seconds:.3f}" for name, seconds in clip.timing.items()))
 """
 
 
@@ -204,7 +206,7 @@ def main() -> None:
                 check=False,
             )
             print(
-                f"first call ({turn} file cache): opened, first sound, second: {done.stdout} "
+                f"first call ({turn} file cache): {done.stdout} "
                 f"{done.stderr[-500:] if done.returncode else ''}"
             )
     if options.json:

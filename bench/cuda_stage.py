@@ -1,4 +1,4 @@
-"""GPU time of one stage file through ONNX Runtime, replayed in a CUDA graph, and its kernels.
+"""GPU time and memory of one stage file through ONNX Runtime, replayed in a CUDA graph.
 
     export PYTHONPATH=models:onnx:runtime:.
     python bench/cuda_stage.py /big/disk/small dec --lengths 33 324 1292 4096 --kernels
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench.cuda_fullsize import export_stages
+from bench.cuda_fullsize import MEGABYTE, export_stages
 
 from sa3_models.stages import Port, Stage, stage_file
 from sa3_runtime.devices.cuda.driver import Allocation, CudaDriver
@@ -61,8 +61,13 @@ def kernels(run: Callable[[], None]) -> list[tuple[float, int, str]]:
 def measure(
     driver: CudaDriver, stage: Stage, path: Path, latent_len: int, replays: int, listed: int
 ) -> dict[str, Any]:
-    """Time a stage at one length: seconds per replay, kernels if any are to be listed."""
+    """Time a stage at one length: ms per replay, memory of a run, kernels if any are to be listed.
+
+    The memory is what the GPU has less afterwards, beyond weights, ports and the libraries' own.
+    """
     opened = OrtCudaStage(stage, path, driver)
+    opened.prepare(1)  # libraries take what they take once
+    free = driver.free_bytes()
     call = opened.prepare(latent_len)
     held = []
     tensors: list[dict[str, Tensor]] = [{}, {}]
@@ -77,6 +82,7 @@ def measure(
     for _ in range(2):
         enqueue()
     driver.synchronize()
+    scratch = free - driver.free_bytes() - sum(memory.size for memory in held) - call.held_bytes
     driver.begin_capture()
     try:
         enqueue()
@@ -95,6 +101,7 @@ def measure(
         "L": latent_len,
         "ms": statistics.median(times[3:]) * 1e3,
         "nodes": sum(graph.nodes.values()),
+        "MiB": scratch / MEGABYTE,
     }
     graph.close()
     if listed:
@@ -130,7 +137,8 @@ def main() -> None:
     for length in options.lengths:
         row = measure(driver, options.stage, path, length, options.replays, options.kernels)
         rows.append(row)
-        print(f"{options.stage} L={length}: {row['ms']:.3f} ms, {row['nodes']} nodes", flush=True)
+        facts = f"{row['ms']:.3f} ms, {row['nodes']} nodes, {row['MiB']:.0f} MiB for a run"
+        print(f"{options.stage} L={length}: {facts}", flush=True)
         for spent, count, kernel in row.get("kernels", ()):
             print(f"  {spent:8.3f} ms {count:5} × {kernel[:150]}")
     if options.json:
