@@ -16,6 +16,7 @@ import numpy as np
 
 from sa3_models.errors import ArtefactMissing, RunFailed, UsageError
 from sa3_models.geometry import LATENT_LEN_MAX, PCM_PEAK
+from sa3_models.onnx_file import read_onnx
 from sa3_models.stages import Stage, StageIO
 from sa3_runtime.devices import Progress, Run
 from sa3_runtime.guidance import guide
@@ -36,7 +37,6 @@ from sa3_runtime.plan import (
     Step,
     touched,
 )
-from sa3_runtime.stages.graph_file import read_graph_file
 from sa3_runtime.stages.ort import OrtStage, allowed_threads, check_cpu_types
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class CpuDevice:
     def io(self, stage: str) -> StageIO | None:
         """Ports of a stage, read from its file without loading it; None if there is no file."""
         if stage not in self._io and stage in self._files:
-            graph = read_graph_file(self._files[stage])
+            graph = read_onnx(self._files[stage])
             check_cpu_types(graph)
             self._io[stage] = graph.io
         return self._io.get(stage)

@@ -19,6 +19,7 @@ import numpy as np
 
 from sa3_models.errors import RunFailed
 from sa3_models.geometry import LATENT_LEN_MAX, PCM_PEAK
+from sa3_models.onnx_file import read_onnx
 from sa3_models.stages import Stage
 from sa3_runtime.devices.cuda.device import CudaDevice
 from sa3_runtime.devices.cuda.driver import Launch, OutOfDeviceMemory
@@ -26,7 +27,6 @@ from sa3_runtime.devices.cuda.launches import GUIDE_BLOCKS
 from sa3_runtime.devices.cuda.recording import host_array as view
 from sa3_runtime.guidance import guide
 from sa3_runtime.philox import normal_noise, philox4x32
-from sa3_runtime.stages.graph_file import read_graph_file
 from sa3_runtime.stages.ort import OrtStage
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class HostStage:
 
     def __init__(self, path: Path, driver: NullDriver) -> None:
         """Read the facts of a file."""
-        graph = read_graph_file(path)
+        graph = read_onnx(path)
         self.io = graph.io
         self.latent_range = (1, LATENT_LEN_MAX)
         self.weight_bytes = sum(file.stat().st_size for file in (path, *graph.data))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sa3_models.errors import RunFailed, UsageError, first_line
-from sa3_runtime.stages.graph_file import GraphFile, read_graph_file
+from sa3_models.onnx_file import OnnxFile, read_onnx
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +51,7 @@ def _cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> int | None:
         return None
 
 
-def check_cpu_types(graph: GraphFile) -> None:
+def check_cpu_types(graph: OnnxFile) -> None:
     """Refuse a graph whose number formats have no CPU kernels.
 
     Raises:
@@ -80,7 +80,7 @@ class OrtStage:
             UsageError: the graph isn't for the CPU.
             RunFailed: ONNX Runtime refuses the file.
         """
-        graph = read_graph_file(path)
+        graph = read_onnx(path)
         check_cpu_types(graph)
         self.path = path
         self.io = graph.io
@@ -150,7 +150,7 @@ class OrtStage:
         self._data.clear()
 
 
-def _mapped_data(graph: GraphFile) -> dict[str, mmap.mmap]:
+def _mapped_data(graph: OnnxFile) -> dict[str, mmap.mmap]:
     """Data files to hand over in memory, by the name the graph knows them under.
 
     ONNX Runtime refuses data files that leave the model's directory through a link, which is how

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from sa3_models.errors import MachineMismatch, RunFailed, first_line
 from sa3_models.geometry import LATENT_LEN_MAX, SAMPLES_PER_LATENT
+from sa3_models.onnx_file import OnnxFile, read_onnx
 from sa3_models.stages import Stage, StageIO
 from sa3_runtime.devices.cuda.driver import OutOfDeviceMemory
-from sa3_runtime.stages.graph_file import GraphFile, read_graph_file
 
 if TYPE_CHECKING:
     from sa3_runtime.devices.cuda.driver import Driver
@@ -67,16 +67,15 @@ class OrtCudaStage:
         """Read the facts of a file; nothing is loaded.
 
         Raises:
-            ArtefactMissing: the file or its data isn't there.
-            RunFailed: it isn't ONNX.
+            ArtefactMissing: the file or its data isn't there, or is no ONNX.
         """
-        graph = read_graph_file(path)
+        graph = read_onnx(path)
         self.path = path
         self.io: StageIO = graph.io
         self.latent_range = (1, LATENT_LEN_MAX)
         self.weight_bytes = sum(file.stat().st_size for file in (path, *graph.data))
         self.description = "ONNX Runtime"
-        self._graph: GraphFile = graph
+        self._graph: OnnxFile = graph
         self._stage = stage
         self._driver = driver
         self._any: Any = None  # a session for all lengths
