@@ -15,7 +15,8 @@ import onnx
 from sa3_models.checkpoint import Checkpoint
 from sa3_models.stages import Stage
 from sa3_models.tiny import model_config, write_checkpoint
-from sa3_onnx.dit import author_dit, fourier_frequencies
+from sa3_onnx.dit import author_dit
+from sa3_onnx.dit_part import fourier_frequencies
 from sa3_onnx.emulate import emulated
 
 from .twins import dit as twin
