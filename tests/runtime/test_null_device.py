@@ -315,14 +315,14 @@ def test_a_stage_that_fails_while_recording_leaves_the_stream_usable(stub, monke
 def test_freeing_models_holds_one_stage_at_a_time(stub, cpu):
     with open_null(stub, free_models=True) as session:
         device, most = session.device, 0
-        original = device._load
+        original = device._loader.load
 
         def load_and_count(name: str, lengths: Iterable[int]) -> None:
             nonlocal most
             original(name, lengths)
             most = max(most, len(device._loaded))
 
-        device._load = load_and_count
+        device._loader.load = load_and_count
         request, source = request_of("inpainting with guidance")
         clip = session.render(request, source=source)
         np.testing.assert_array_equal(clip.pcm, cpu.render(request, source=source).pcm)
@@ -437,10 +437,10 @@ def test_what_every_render_needs_is_loaded_ahead(stub, cpu):
 def test_nothing_is_loaded_ahead_where_memory_is_tight_or_models_are_freed(stub):
     with open_null(stub, free_models=True) as session:
         session.device.load_ahead()
-        assert session.device._ahead is None
+        assert session.device._loader._ahead is None
     with open_null(stub, total_bytes=20_000) as session:
         session.device.load_ahead()
-        assert session.device._ahead is None
+        assert session.device._loader._ahead is None
 
 
 def test_a_failure_while_loading_ahead_is_told_by_the_first_render(stub, monkeypatch):

@@ -2,7 +2,11 @@
 
 Knows: its own entry point. Doesn't know: anything else, so that importing it costs nothing.
 
-    device.py    stages, warm-up, cache of recordings, one run at a time
+    device.py    one run at a time, the recordings that are kept
+    loader.py    stages and kernels: loaded side by side, ahead, unloaded
+    freeing.py   a plan run once, each stage in memory only while it is used
+    stage.py     what a stage on a GPU is asked for
+    select.py    which file of a stage runs here
     recording.py a plan on a stream: buffers, stage calls, launches; captured or run as it is
     launches.py  steps that are no stage, as kernel launches on addresses
     layout.py    where each buffer lies in one allocation

@@ -1,7 +1,7 @@
 """The CUDA device: loads stages once, records each plan once, replays it for every request.
 
 Knows: which recordings are kept and for how long, one run at a time, what happens when memory runs
-out. Doesn't know: requests, CUDA calls, ONNX Runtime, TensorRT.
+out. Doesn't know: how stages are loaded (loader.py), requests, CUDA calls, libraries behind stages.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sa3_models.errors import ArtefactMissing, RunFailed, Sa3Error
+from sa3_models.errors import ArtefactMissing
 from sa3_models.stages import StageIO
 from sa3_runtime.coding import WINDOW
 from sa3_runtime.devices import Progress, Run
 from sa3_runtime.devices.cuda.driver import Allocation, CudaDriver, OutOfDeviceMemory
-from sa3_runtime.devices.cuda.memory import Needs, needs_of, refusal, window_for
+from sa3_runtime.devices.cuda.freeing import run_freeing
+from sa3_runtime.devices.cuda.loader import StageLoader
+from sa3_runtime.devices.cuda.memory import refusal, windows_for
 from sa3_runtime.devices.cuda.recording import Recording
 from sa3_runtime.plan import Plan, RunStage
 
@@ -29,13 +30,11 @@ if TYPE_CHECKING:
     from sa3_runtime.bundle import Bundle
     from sa3_runtime.devices import DeviceOptions, OnProgress
     from sa3_runtime.devices.cuda.driver import Driver
-    from sa3_runtime.devices.cuda.stage import Call, CudaStage
+    from sa3_runtime.devices.cuda.stage import CudaStage
 
 __all__ = ["CudaDevice", "open_cuda"]
 
 GRAPH_SHARE = 4  # recordings may keep 1/4 of the GPU's memory, at least the one in use
-LOADED_AHEAD = ("t5gemma", "dit_prepare", "dit_step", "dit")
-POLL_SECONDS = 0.005  # how often progress is looked at
 
 
 def open_cuda(bundle: Bundle, index: int, options: DeviceOptions) -> CudaDevice:
@@ -87,39 +86,23 @@ class CudaDevice:
         self._driver = driver
         self._stages = dict(stages)
         self._free_models = free_models
-        self._kernels = kernels
         self._budget = driver.total_bytes // GRAPH_SHARE if graph_bytes is None else graph_bytes
         self._recordings: OrderedDict[Plan, Recording] = OrderedDict()
-        self._loaded: set[str] = set()
-        self._longest: dict[str, int] = {}  # latents that loaded stages have been prepared for
+        self._loader = StageLoader(driver, self._stages, kernels)
+        self._loaded = self._loader.loaded  # names, kept up to date by the loader
         self._scratch: Allocation | None = None
         self._lock = threading.RLock()
-        self._ready = False
         self._making: dict[str, float] = {}  # seconds a new recording took, by what was done
-        self.window = self._windows()
-        self._ahead: threading.Thread | None = None
+        self.window = windows_for(self._stages, driver.free_bytes(), free_models=free_models)
         libraries = dict.fromkeys(stage.description for stage in stages.values())
         self.description = f"cuda:{driver.index}, {driver.name}, {', '.join(libraries)}"
 
     # -- the device protocol ---------------------------------------------------------------------
 
     def load_ahead(self) -> None:
-        """Begin to load what every render needs, while the caller still reads its request.
-
-        Does nothing where memory is too tight to load before the plan is known. A failure is left
-        to the first run, which meets it again and reports it.
-        """
-        wanted = [name for name in LOADED_AHEAD if name in self._stages]
-        weights = sum(self._stages[name].weight_bytes for name in wanted)
-        if self._free_models or weights > self._driver.free_bytes() // 2:
-            return
-
-        def load() -> None:
-            with contextlib.suppress(Sa3Error), self._driver.alone:
-                self._load_all({name: set() for name in wanted})
-
-        self._ahead = threading.Thread(target=load, name="sa3-load", daemon=True)
-        self._ahead.start()
+        """Begin to load what every render needs, while the caller still reads its request."""
+        if not self._free_models:
+            self._loader.load_ahead()
 
     def io(self, stage: str) -> StageIO | None:
         """Ports of a stage, or None when the model has no such file for this device."""
@@ -152,9 +135,7 @@ class CudaDevice:
             begin = time.perf_counter()
             self._making = {}
             self._driver.make_current()
-            if self._ahead is not None:
-                self._wait_for_loading()
-                self._spent("load", begin)
+            self._wait_for_loading()
             if self._free_models:
                 with self._driver.alone:
                     recording = self._run_freeing(plan, inputs, progress)
@@ -162,7 +143,7 @@ class CudaDevice:
                 recording = self.recording(plan, inputs, progress=progress)
                 recording.write(inputs)
                 recording.launch()
-                self._wait(recording, progress)
+                recording.wait(progress)
             outputs, seconds = recording.read(), {**self._making, **recording.seconds()}
             if self._free_models:
                 with self._driver.alone:
@@ -180,8 +161,7 @@ class CudaDevice:
     def _close(self) -> None:
         self._driver.make_current()
         self.drop_recordings()
-        for name in tuple(self._loaded):
-            self._unload(name)
+        self._loader.unload_all()
         self._scratch = None
         self._driver.close()
 
@@ -191,10 +171,6 @@ class CudaDevice:
     def recordings(self) -> tuple[Recording, ...]:
         """What is kept, least recently used first."""
         return tuple(self._recordings.values())
-
-    def needs(self, plan: Plan) -> Needs:
-        """What a plan needs of the GPU's memory."""
-        return needs_of(plan, self._stages, free_models=self._free_models)
 
     def recording(
         self,
@@ -244,7 +220,7 @@ class CudaDevice:
         try:
             recording.write(inputs)
             begin = time.perf_counter()
-            recording.warm_up(self._call)
+            recording.warm_up(self._loader.call)
             self._spent("warm up", begin)
             begin = time.perf_counter()
             recording.capture()
@@ -260,12 +236,7 @@ class CudaDevice:
         for name in names:
             if name not in self._stages:
                 raise ArtefactMissing(f"this model has no file for stage {name}")
-        held = self._scratch.size if self._scratch else 0
-        for name in self._loaded & names:
-            stage = self._stages[name]
-            held += stage.weight_bytes
-            if not stage.shares_scratch and name in self._longest:  # its pool serves again
-                held += stage.scratch_bytes(self._longest[name])
+        held = self._loader.held_bytes(names) + (self._scratch.size if self._scratch else 0)
         kept = sum(recording.bytes for recording in self._recordings.values())
         error = refusal(
             plan,
@@ -276,17 +247,6 @@ class CudaDevice:
         )
         if error is not None:
             raise error
-
-    def _windows(self) -> Mapping[str, int]:
-        weights = [stage.weight_bytes for stage in self._stages.values()]
-        needed = max(weights, default=0) if self._free_models else sum(weights)
-        # half of what is left is for the sampler's buffers and scratch, which outlive coding
-        available = (self._driver.free_bytes() - needed) // 2
-        return {
-            name: window_for(self._stages[name], available)
-            for name in ("enc", "dec")
-            if name in self._stages
-        }
 
     # -- stages ----------------------------------------------------------------------------------
 
@@ -300,60 +260,28 @@ class CudaDevice:
         if progress and loading:
             progress(Progress("load", 0, 1, 0.0))
         begin = time.perf_counter()
-        self._load_all(lengths)
+        self._loader.load_all(lengths)
         self._spent("load", begin)
         if progress and loading:
             progress(Progress("load", 1, 1, time.perf_counter() - begin))
 
-    def _load_all(self, lengths: Mapping[str, set[int]]) -> None:
-        """Load kernels and stages, side by side."""
-        with ThreadPoolExecutor(initializer=self._driver.make_current) as pool:
-            jobs = [pool.submit(self._load, name, lengths[name]) for name in sorted(lengths)]
-            if not self._ready:
-                jobs.append(pool.submit(self._load_kernels))
-            errors = [error for job in jobs if (error := job.exception())]
-        if errors:
-            raise errors[0]
+    def _run_freeing(
+        self, plan: Plan, inputs: Mapping[str, NDArray[Any]], progress: OnProgress | None
+    ) -> Recording:
+        """Run a plan once, as it is; nothing but its recording is left in memory."""
+        self._admit(plan)
+        self._loader.load_kernels()
+        recording = Recording(self._driver, plan, self._scratch_for)
+        run_freeing(recording, inputs, driver=self._driver, loader=self._loader, progress=progress)
+        return recording
 
     def _spent(self, what: str, begin: float) -> None:
         self._making[what] = self._making.get(what, 0.0) + time.perf_counter() - begin
 
     def _wait_for_loading(self) -> None:
-        if self._ahead is not None:
-            self._ahead.join()
-            self._ahead = None
-
-    def _load_kernels(self) -> None:
-        if self._kernels is None:
-            from sa3_runtime.devices.cuda.compiler import compiled_kernels
-
-            self._kernels = compiled_kernels
-        self._driver.load(self._kernels(self._driver.architecture))
-        self._ready = True
-
-    def _load(self, name: str, latent_lens: Iterable[int]) -> None:
-        self._stages[name].load(latent_lens)
-        self._loaded.add(name)
-
-    def _unload(self, name: str) -> None:
-        self._loaded.discard(name)
-        self._longest.pop(name, None)
-        self._stages[name].unload()
-
-    def _call(self, stage: str, latent_len: int) -> Call:
-        """A call of a loaded stage for one length.
-
-        Raises:
-            RunFailed: the stage isn't made for that length.
-        """
-        low, high = self._stages[stage].latent_range
-        if not low <= latent_len <= high:
-            raise RunFailed(
-                f"{stage} is made for {low} to {high} latents", found=f"{latent_len} latents"
-            )
-        call = self._stages[stage].prepare(latent_len)
-        self._longest[stage] = max(latent_len, self._longest.get(stage, 0))
-        return call
+        begin = time.perf_counter()
+        if self._loader.wait():
+            self._spent("load", begin)
 
     def _scratch_for(self, size: int) -> Allocation:
         """Memory all stages share; recordings hold the one they were captured with."""
@@ -361,65 +289,3 @@ class CudaDevice:
             self._scratch = None
             self._scratch = Allocation(self._driver, size)
         return self._scratch
-
-    # -- running ---------------------------------------------------------------------------------
-
-    def _run_freeing(
-        self, plan: Plan, inputs: Mapping[str, NDArray[Any]], progress: OnProgress | None
-    ) -> Recording:
-        """Run a plan once with each stage in memory only between its first and its last use."""
-        self._admit(plan)
-        if not self._ready:
-            self._load_kernels()
-        recording = Recording(self._driver, plan, self._scratch_for)
-        last = {stage: index for index, stage in enumerate(recording.stage_runs)}
-
-        def call_for(stage: str, latent_len: int) -> Call:
-            if stage not in self._loaded:
-                self._load(stage, (latent_len,))
-            return self._call(stage, latent_len)
-
-        def after(index: int) -> None:
-            stage = recording.stage_runs[index]
-            if last[stage] == index:
-                self._driver.synchronize()
-                recording.forget(stage)
-                self._unload(stage)
-                self._tell(recording, progress, 0.0)
-
-        try:
-            recording.write(inputs)
-            recording.enqueue(call_for, after)
-            self._wait(recording, progress)
-        except BaseException:
-            recording.close()
-            for name in tuple(self._loaded):
-                self._unload(name)
-            raise
-        return recording
-
-    def _wait(self, recording: Recording, progress: OnProgress | None) -> None:
-        """Wait for the GPU, telling where it is."""
-        if progress is None:
-            self._driver.synchronize()
-            return
-        begin = time.perf_counter()
-        told = -1
-        while True:
-            idle = self._driver.idle()
-            if recording.done != told:
-                told = recording.done
-                self._tell(recording, progress, time.perf_counter() - begin)
-            if idle:
-                return
-            time.sleep(POLL_SECONDS)
-
-    @staticmethod
-    def _tell(recording: Recording, progress: OnProgress | None, seconds: float) -> None:
-        """Report the stage that is running, or the last one when all are done."""
-        runs, done = recording.stage_runs, recording.done
-        if progress is None or not runs:
-            return
-        current = runs[min(done, len(runs) - 1)]
-        finished = Counter(runs[:done])[current]
-        progress(Progress(current, finished, Counter(runs)[current], seconds))

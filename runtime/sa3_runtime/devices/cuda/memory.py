@@ -19,7 +19,7 @@ from sa3_runtime.plan import Plan, RunStage
 if TYPE_CHECKING:
     from sa3_runtime.devices.cuda.stage import CudaStage
 
-__all__ = ["Needs", "needs_of", "refusal", "window_for"]
+__all__ = ["Needs", "needs_of", "refusal", "window_for", "windows_for"]
 
 GRAPH_BYTES = 64 << 20  # an instantiated graph, kernels and handles of the libraries
 WINDOWS = (4096, 2048, 1024, 512, 256, 128)  # few, so that a bit more free memory changes none
@@ -128,6 +128,21 @@ def refusal(
         found=needs.table(),
         hint=f"{hint}; --device cpu needs none",
     )
+
+
+def windows_for(stages: Mapping[str, CudaStage], free: int, *, free_models: bool) -> dict[str, int]:
+    """Latents that "enc" and "dec" code in one piece where `free` bytes are free and none loaded.
+
+    Args:
+        stages: all stages by name.
+        free: bytes of the GPU.
+        free_models: whether stages are unloaded after use.
+    """
+    weights = [stage.weight_bytes for stage in stages.values()]
+    needed = max(weights, default=0) if free_models else sum(weights)
+    # half of what is left is for the sampler's buffers and scratch, which outlive coding
+    available = (free - needed) // 2
+    return {name: window_for(stages[name], available) for name in ("enc", "dec") if name in stages}
 
 
 def window_for(stage: CudaStage, available: int) -> int:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sa3_models.errors import RunFailed
+from sa3_runtime.devices import Progress
 from sa3_runtime.devices.cuda.driver import Allocation, Graph
 from sa3_runtime.devices.cuda.launches import GUIDE_SCRATCH_BYTES, launches, tick
 from sa3_runtime.devices.cuda.layout import lay_out
@@ -25,10 +27,12 @@ from sa3_runtime.plan import Plan, RunStage
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from sa3_runtime.devices import OnProgress
     from sa3_runtime.devices.cuda.driver import Driver
 
 __all__ = ["Recording", "host_array"]
 
+POLL_SECONDS = 0.005  # how often progress is looked at
 COUNTER_BYTES = 4  # stage runs done, written by the GPU behind inputs and outputs
 CallFor = Callable[[str, int], Call]  # (stage, latent length) → call
 ScratchFor = Callable[[int], Allocation]  # bytes → memory shared by all stages
@@ -159,6 +163,33 @@ class Recording:
     def done(self) -> int:
         """Stage runs the GPU has finished since `write`; readable at any time."""
         return int(self._counter[0])
+
+    def wait(self, progress: OnProgress | None) -> None:
+        """Wait until the GPU is idle, telling where it is."""
+        if progress is None:
+            self._driver.synchronize()
+            return
+        begin = time.perf_counter()
+        told = -1
+        while True:
+            idle = self._driver.idle()
+            if self.done != told:
+                told = self.done
+                self.tell(progress, time.perf_counter() - begin)
+            if idle:
+                return
+            time.sleep(POLL_SECONDS)
+
+    def tell(self, progress: OnProgress | None, seconds: float) -> None:
+        """Report the stage that is running, or the last one when all are done."""
+        if progress is None or not self.stage_runs:
+            return
+        done = self.done
+        current = self.stage_runs[min(done, len(self.stage_runs) - 1)]
+        finished, total = (
+            runs.count(current) for runs in (self.stage_runs[:done], self.stage_runs)
+        )
+        progress(Progress(current, finished, total, seconds))
 
     def seconds(self) -> dict[str, float]:
         """GPU time by stage of the last run that has ended, steps between stages included with
