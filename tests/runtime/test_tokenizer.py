@@ -67,9 +67,9 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
         Tokenizer(tmp_path / "nowhere.json")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"model": 3}', "<html>"])
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"model": 3}', b"<html>", b'{"\xff": 3}'])
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tokenizer.json"
-    path.write_text(content)
+    path.write_bytes(content)
     with pytest.raises(TokenizerBroken, match="is no tokenizer"):
         Tokenizer(path)
