@@ -69,12 +69,13 @@ class Author:
         name: of the graph.
         precision: trunk type: "fp32", "fp16" or "bf16".
         lowering: "primitives" spells norms, rotations and attention out in basic operators, whose
-            patterns TensorRT's fuser recognises; "operators" uses the standard operators of opset
-            23 (RMSNormalization, RotaryEmbedding, Attention) where ONNX Runtime has kernels.
+            patterns TensorRT's fuser recognises; "operators" uses whole ones where ONNX Runtime has
+            kernels: RMSNormalization, RotaryEmbedding and Attention of opset 23.
 
     Attributes:
         ort_cuda: whether the graph is for ONNX Runtime's CUDA kernels: operators in half precision.
-            What they are slow at is spelt otherwise (docs/benchmarks-cuda.md has the times).
+            What they are slow at is spelt otherwise (docs/benchmarks-cuda.md has the times), some
+            attention by an operator of ONNX Runtime's own (docs/decisions/0007).
     """
 
     def __init__(

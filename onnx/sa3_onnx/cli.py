@@ -57,7 +57,7 @@ no_color = click.option("--no-color", is_flag=True, expose_value=False, help="No
 @click.option(
     "--lowering",
     type=click.Choice(["primitives", "operators"]),
-    help="Basic operators (TensorRT) or those of opset 23 (ONNX Runtime).  "
+    help="Basic operators (for TensorRT) or whole layers (for ONNX Runtime).  "
     "[default: operators with fp32]",
 )
 @click.option("--ceiling-input", is_flag=True, help="Make the limiter's ceiling an input.")

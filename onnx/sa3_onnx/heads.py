@@ -162,7 +162,7 @@ class Heads:
 def attend(g: Author, q: Heads, k: Heads, values: Heads, *, mask: Tensor | None = None) -> Heads:
     """softmax(q·kᵀ + mask)·values; q over T tokens, the others over S (see `v.attention`)."""
     if g.ort_cuda and mask is None:
-        # the same by ONNX Runtime's own operator, behind which it has more kernels
+        # ONNX Runtime's own operator, behind which it has more kernels (docs/decisions/0007)
         y = g.op(
             "MultiHeadAttention",
             q.tensor,

@@ -244,7 +244,7 @@ def attention(
     softcap: float = 0.0,
     softmax_fp32: bool = False,
 ) -> Tensor:
-    """softmax(q·kᵀ + mask)·v, the scale folded into q or k beforehand.
+    """softmax(q·kᵀ + mask)·v in basic operators, the scale folded into q or k beforehand.
 
     The core stays in this place's type, which is what fused kernels need; `softmax_fp32` (with
     the cap softcap·tanh(s/softcap), before the mask) opens an island between the two products.
@@ -262,12 +262,6 @@ def attention(
     Returns:
         [B, H, T, any].
     """
-    if g.lowering == "operators" and not (softmax_fp32 or softcap):
-        return (
-            g.op("Attention", q, k, v, mask, scale=1.0)
-            if mask is not None
-            else g.op("Attention", q, k, v, scale=1.0)
-        )
     scores = g.op("MatMul", q, transpose(g, k, 0, 1, 3, 2))
 
     def weights() -> Tensor:

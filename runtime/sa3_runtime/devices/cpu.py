@@ -209,8 +209,9 @@ def _allocate(plan: Plan, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
 
 
 def _last_uses(plan: Plan) -> dict[int, list[str]]:
-    """Work buffers by the index of the last step that touches them: what a clip's length costs
-    while sampling is given back before decoding.
+    """Work buffers by the index of the last step that touches them.
+
+    What a clip's length costs while sampling is given back before decoding.
     """
     work = {buffer.name for buffer in plan.of_kind("work")}
     last = {}

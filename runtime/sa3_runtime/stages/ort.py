@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["OrtStage", "allowed_threads", "check_cpu_types"]
 
 _ERRORS_ONLY = 3  # ONNX Runtime log severity
-_CPU_TYPES = {"bfloat16", "float8e4m3fn"}  # types without CPU kernels
+_GPU_ONLY = {"bfloat16", "float8e4m3fn"}  # types without CPU kernels
 
 
 def allowed_threads() -> int:
@@ -57,7 +57,7 @@ def check_cpu_types(graph: OnnxFile) -> None:
     Raises:
         UsageError: it holds bfloat16 or float8 tensors.
     """
-    if unsupported := sorted(graph.types & _CPU_TYPES):
+    if unsupported := sorted(graph.types & _GPU_ONLY):
         raise UsageError(
             f"{graph.path.name} is made for a GPU",
             found=f"tensors of type {', '.join(unsupported)}, which the CPU can't compute",

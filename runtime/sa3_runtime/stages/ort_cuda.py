@@ -39,12 +39,13 @@ _MEMORY_SIGNS = (
     *("alloc_failed", "allocation_failed", "allocation failed"),  # cuBLAS and cuDNN
 )
 _BFLOAT16 = 16  # ONNX's number for a type NumPy hasn't
-# The coders cut their sequence by arithmetic on its length. ONNX Runtime does that on the host, and
-# host work between GPU work can't be captured: their sessions are made for one length, where all of
-# it is constant.
-_ONE_LENGTH = (Stage.ENCODER, Stage.DECODER)
-# Attention in many short chunks or windows: flash attention, which ONNX Runtime would take, fills
-# tiles of 128 queries and needs twice the time (docs/benchmarks-cuda.md).
+_CODERS = (Stage.ENCODER, Stage.DECODER)
+# They cut their sequence by arithmetic on its length. ONNX Runtime does that on the host, and host
+# work between GPU work can't be captured: their sessions are made for one length, where all of it
+# is constant.
+_ONE_LENGTH = _CODERS
+# Theirs is attention in many short chunks or windows: flash attention, which ONNX Runtime would
+# take, fills tiles of 128 queries and needs twice the time (docs/benchmarks-cuda.md).
 _EFFICIENT_ATTENTION = "2"
 # Device memory of a run beyond weights and ports, in bytes: (fixed, per latent). Measured on the
 # largest published sizes (bench/cuda_fullsize.py), so that smaller models are overestimated.
@@ -140,7 +141,7 @@ class OrtCudaStage:
             "cudnn_conv_algo_search": "HEURISTIC",  # nothing is timed: the same choice every time
             "use_tf32": "0",  # fp32 files are a reference
         }
-        if self._stage in (Stage.ENCODER, Stage.DECODER):
+        if self._stage in _CODERS:
             provider["sdpa_kernel"] = _EFFICIENT_ATTENTION
         try:
             session = ort.InferenceSession(

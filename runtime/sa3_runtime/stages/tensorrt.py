@@ -33,6 +33,7 @@ __all__ = ["Flavour", "TensorRTStage", "installed_flavour"]
 
 Answer = TypeVar("Answer")
 _DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
+_TITLES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
 _MEMORY_SIGNS = ("outofmemory", "out of memory", "memory allocation")
 
 
@@ -90,7 +91,7 @@ class TensorRTStage:
         self._cache_size = 0
         if self._sidecar is None:
             self.load()
-            self.io, self._profiles = _ports(self._engine), self._declared_profiles()
+            self.io = _ports(self._engine)
         else:
             self.io, self._profiles = _recorded(self._sidecar)
         self.latent_range = (
@@ -224,18 +225,12 @@ class TensorRTStage:
     def _declared_profiles(self) -> tuple[_Profile, ...]:
         """The engine's own profiles."""
         engine = self._engine
-        profiles = []
+        io, profiles = _ports(engine), []
         for index in range(engine.num_optimization_profiles):
-            low, high = _latent_bounds(engine, self._io_for_bounds(), index)
+            low, high = _latent_bounds(engine, io, index)
             scratch = int(engine.get_device_memory_size_for_profile_v2(index))
             profiles.append(_Profile(index, low, high, scratch))
         return tuple(profiles)
-
-    def _io_for_bounds(self) -> StageIO:
-        return self.io if hasattr(self, "io") else _ports(self._engine)
-
-
-_TITLES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
 
 
 class TensorRTCall:

@@ -68,7 +68,7 @@ class Graph(Protocol):
 class Driver(Protocol):
     """What the CUDA device asks of a GPU. Addresses and the stream handle are integers.
 
-    All work goes to one stream, in order; only `synchronize` and the first lines of a render wait.
+    All work goes to one stream, in order; only `synchronize` waits for it.
 
     alone: held by whoever loads, unloads, warms up or captures on this GPU, in any session of the
         process. CUDA lets no thread wait for the whole GPU (as loading does) while a stream of it
