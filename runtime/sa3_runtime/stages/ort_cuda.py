@@ -234,9 +234,5 @@ def _explained(what: str, error: Exception) -> RunFailed:
     """ONNX Runtime's error in our words; running out of memory is told apart."""
     text = first_line(error)[:400]
     if any(sign in str(error).lower() for sign in _MEMORY_SIGNS):
-        return OutOfDeviceMemory(
-            f"{what}: the GPU is out of memory",
-            found=text,
-            hint="shorter clips, --chunking on or --free-models need less",
-        )
+        return OutOfDeviceMemory.during(what, text)
     return RunFailed(what, found=text)

@@ -295,11 +295,7 @@ class _Log:
         found = " / ".join([*([detail] if detail else []), *self.problems])
         self.problems.clear()
         if any(sign in found.lower() for sign in _MEMORY_SIGNS):
-            return OutOfDeviceMemory(
-                f"{what}: the GPU is out of memory",
-                found=found,
-                hint="shorter clips, --chunking on or --free-models need less",
-            )
+            return OutOfDeviceMemory.during(what, found)
         return kind(what, found=found or "TensorRT gave no reason", hint=hint)
 
 

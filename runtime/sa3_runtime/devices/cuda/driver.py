@@ -37,6 +37,15 @@ MEGABYTE = 1 << 20
 class OutOfDeviceMemory(RunFailed):
     """The GPU's memory is exhausted. The device stays usable."""
 
+    @classmethod
+    def during(cls, what: str, found: str | None = None) -> OutOfDeviceMemory:
+        """The error of an action that there was no room for, and what needs less."""
+        return cls(
+            f"{what}: the GPU is out of memory",
+            found=found,
+            hint="shorter clips, --chunking on or --free-models need less",
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -175,10 +184,7 @@ def check(result: Sequence[Any], what: str) -> Any:
         return None if not values else values[0] if len(values) == 1 else tuple(values)
     name = getattr(status, "name", str(status)).removeprefix("CUDA_ERROR_").lower()
     if name == "out_of_memory":
-        raise OutOfDeviceMemory(
-            f"{what}: the GPU is out of memory",
-            hint="shorter clips, --chunking on or --free-models need less",
-        )
+        raise OutOfDeviceMemory.during(what)
     raise RunFailed(f"{what} failed", found=f"CUDA says {name.replace('_', ' ')}")
 
 
