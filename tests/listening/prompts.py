@@ -92,6 +92,12 @@ def centred(x: Signal) -> Verdict:
     return abs(found) <= 3, found
 
 
+def wide(x: Signal) -> Verdict:
+    """Correlation of the channels; right at 0.5 or less when neither side is 3 dB louder."""
+    found = m.correlation(x)
+    return abs(found) <= 0.5 and centred(x)[0] and m.peak_db(x) > -40, found
+
+
 def lasts(x: Signal, low: float, high: float) -> Verdict:
     """Seconds that are heard; right between the two."""
     found = m.active_seconds(m.mono(x), RATE)
@@ -167,6 +173,11 @@ def families() -> dict[str, list[Case]]:
         )
     ]
     centre = [Case(s, 1.5, centred) for s in subjects]
+    width = [
+        Case(f"{words} {s}", 1.5, wide)
+        for words in ("wide", "wide stereo")
+        for s in ("A4 sine tone", "white noise", "C4 piano note", "G minor pad")
+    ]
     sustained = ("A4 sine tone", "C4 organ note", "white noise", "E4 square wave")
     lengths = [Case(f"short {s}", 2.0, partial(lasts, low=0.2, high=0.6)) for s in sustained]
     lengths += [Case(f"long {s}", 2.0, partial(lasts, low=1.7, high=2.0)) for s in sustained]
@@ -196,6 +207,7 @@ def families() -> dict[str, list[Case]]:
         "loudness": loudness,
         "side": sides,
         "centre": centre,
+        "width": width,
         "length": lengths,
         "direction": ways,
         "silence": silence,

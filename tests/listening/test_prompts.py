@@ -1,11 +1,11 @@
 """What the demo model renders is what the prompt says.
 
 Every family of `prompts.families` is rendered and judged by `measures`. The bar of a family is the
-one that the project set for its demo model, 0.9 and 0.8 for beats, with one exception: the model
-misses the side of sines, noise and sirens (they come in the middle, and too quiet), so the bar of
-that family is what it reaches. `tools/demo_model/listen.py` measures over more seeds, and the model
-card records its numbers. Renders are exactly repeatable, so a test that passes once
-passes always: these fail when the model, an exporter or the runtime changes what is heard.
+one that the project set for its demo model: 0.9, and 0.8 for beats. "Wide" is the one word that the
+model does not obey; its test is expected to fail and says so when it no longer does.
+`tools/demo_model/listen.py` measures over more seeds, and the model card records its numbers.
+Renders are exactly repeatable, so a test that passes once passes always: these fail when the model,
+an exporter or the runtime changes what is heard.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from . import measures as m
-from .prompts import RATE, Case, families, note_hz
+from .prompts import DRUMS, RATE, Case, families, note_hz, side
 
 FAMILIES = families()
 Play = Callable[..., m.Signal]
@@ -43,12 +43,13 @@ def judge(play: Play, cases: list[Case], seeds: int = 1) -> tuple[float, str]:
         ("beats", 2, 1, 0.8),  # within 3 % of the tempo, its half or its double
         ("drums", 1, 3, 0.9),
         ("loudness", 1, 1, 0.9),
-        ("side", 1, 1, 0.4),  # 62 % measured over 32, less two deviations of 16
+        ("side", 1, 1, 0.9),  # 6 dB or more to that side
         ("centre", 1, 1, 0.9),
         ("length", 1, 2, 0.9),
         ("direction", 1, 2, 0.9),
         ("silence", 1, 2, 1.0),
         ("textures", 1, 2, 0.9),
+        pytest.param("width", 1, 1, 0.9, marks=pytest.mark.xfail(strict=True, reason="is mono")),
     ],
 )
 def test_a_family_of_prompts_is_followed(
@@ -56,6 +57,22 @@ def test_a_family_of_prompts_is_followed(
 ) -> None:
     rate, wrong = judge(play, FAMILIES[family][::every], seeds)
     assert rate >= bar, wrong
+
+
+def test_every_drum_goes_to_its_side(play: Play) -> None:
+    for words in DRUMS.values():
+        for sign, place in ((-1, "from the left"), (1, "panned right")):
+            right, found = side(play(f"{words} {place}", 1.0), sign)
+            assert right, (words, place, found)
+
+
+@pytest.mark.parametrize(
+    ("texture", "level"), [("rain", -32), ("wind", -22), ("ocean waves", -23), ("white noise", -21)]
+)
+def test_a_texture_is_as_loud_as_in_training(play: Play, texture: str, level: float) -> None:
+    """RMS in dB of full scale: what the recipe's synthesiser plays for these words, ± 4 dB."""
+    x = m.mono(play(texture, 1.9))
+    assert abs(10 * np.log10(np.square(x).mean()) - level) < 4
 
 
 def test_another_seed_is_another_rendering_of_the_same_sound(play: Play) -> None:
