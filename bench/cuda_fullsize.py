@@ -198,7 +198,7 @@ def main() -> None:
                 print(f"{mode} L={length}: {time.perf_counter() - begin:.1f} s", file=sys.stderr)
     report(rows)
     if options.first_call:
-        for turn in ("cold", "warm"):
+        for turn in (1, 2):
             done = subprocess.run(
                 [sys.executable, "-c", FIRST_CALL, str(options.checkpoint), options.precision],
                 capture_output=True,
@@ -206,7 +206,7 @@ def main() -> None:
                 check=False,
             )
             print(
-                f"first call ({turn} file cache): {done.stdout} "
+                f"first call of process {turn}: {done.stdout} "
                 f"{done.stderr[-500:] if done.returncode else ''}"
             )
     if options.json:

@@ -138,8 +138,8 @@ def test_the_weights_are_those_of_the_model(stages):
     [
         (30, "on", None),
         (30, "off", "--chunking on"),
-        (120, "on", "--free-models"),
-        (120, "off", "--chunking on and --free-models"),
+        (120, "on", None),
+        (120, "off", "--chunking on"),
         (380, "on", "--free-models"),
         (380, "off", "--chunking on and --free-models"),
     ],

@@ -48,14 +48,15 @@ _ONE_LENGTH = _CODERS
 # take, fills tiles of 128 queries and needs twice the time (docs/benchmarks-cuda.md).
 _EFFICIENT_ATTENTION = "2"
 # Device memory of a run beyond weights and ports, in bytes: (fixed, per latent). Measured on the
-# largest published sizes (bench/cuda_fullsize.py), so that smaller models are overestimated.
+# largest published sizes, medium's (bench/cuda_stage.py), and a little more: smaller models are
+# overestimated, SAME-S by half. The whole DiT isn't measured.
 _SCRATCH = {
-    Stage.TEXT: (64 << 20, 0),
-    Stage.DIT_PREPARE: (64 << 20, 64 << 10),
-    Stage.DIT_STEP: (64 << 20, 192 << 10),
+    Stage.TEXT: (32 << 20, 0),
+    Stage.DIT_PREPARE: (48 << 20, 8 << 10),
+    Stage.DIT_STEP: (64 << 20, 64 << 10),
     Stage.DIT: (128 << 20, 256 << 10),
-    Stage.ENCODER: (64 << 20, 13 << 19),  # as the decoder
-    Stage.DECODER: (64 << 20, 13 << 19),  # SAME-L: 6.3 to 7.3 MiB per latent; SAME-S: 2.5 to 3.2
+    Stage.ENCODER: (192 << 20, 25 << 17),  # as the decoder
+    Stage.DECODER: (192 << 20, 25 << 17),  # SAME-L: 3.1 MiB per latent
 }
 
 
