@@ -21,7 +21,8 @@ import numpy as np
 from bench.cuda_fullsize import MEGABYTE, export_stages
 
 from sa3_models.stages import Port, Stage, stage_file
-from sa3_runtime.devices.cuda.driver import Allocation, CudaDriver
+from sa3_runtime.devices.cuda.bindings import CudaDriver
+from sa3_runtime.devices.cuda.driver import Allocation
 from sa3_runtime.devices.cuda.stage import Tensor
 from sa3_runtime.stages.ort_cuda import OrtCudaStage
 

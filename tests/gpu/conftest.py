@@ -9,7 +9,7 @@ from sa3_models.errors import MachineMismatch
 
 @pytest.fixture(scope="session", autouse=True)
 def _a_gpu() -> None:
-    from sa3_runtime.devices.cuda.driver import CudaDriver
+    from sa3_runtime.devices.cuda.bindings import CudaDriver
 
     try:
         CudaDriver(0).close()

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from sa3_models.errors import MachineMismatch
-from sa3_runtime.devices.cuda.driver import Allocation, CudaDriver, OutOfDeviceMemory
+from sa3_runtime.devices.cuda.bindings import CudaDriver
+from sa3_runtime.devices.cuda.driver import Allocation, OutOfDeviceMemory
 from sa3_runtime.request import Request
 from sa3_runtime.session import Session, load
 
@@ -144,7 +145,7 @@ def test_a_visible_device_list_of_none_is_explained(monkeypatch):
     import sys
 
     code = (
-        "from sa3_runtime.devices.cuda.driver import CudaDriver\n"
+        "from sa3_runtime.devices.cuda.bindings import CudaDriver\n"
         "try: CudaDriver(0)\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )

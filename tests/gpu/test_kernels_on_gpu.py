@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pytest
 
+from sa3_runtime.devices.cuda.bindings import CudaDriver
 from sa3_runtime.devices.cuda.compiler import compiled_kernels
-from sa3_runtime.devices.cuda.driver import Allocation, CudaDriver, Driver, Launch
+from sa3_runtime.devices.cuda.driver import Allocation, Driver, Launch
 from sa3_runtime.devices.cuda.launches import GUIDE_SCRATCH_BYTES, launches
 from sa3_runtime.devices.null import NullDriver
 from sa3_runtime.plan import (

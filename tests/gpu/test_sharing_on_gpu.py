@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sa3_runtime.devices.cuda.driver import Allocation, CudaDriver, OutOfDeviceMemory
+from sa3_runtime.devices.cuda.bindings import CudaDriver
+from sa3_runtime.devices.cuda.driver import Allocation, OutOfDeviceMemory
 from sa3_runtime.request import Clip, Request
 from sa3_runtime.session import Session, load
 

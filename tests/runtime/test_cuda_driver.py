@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-import sa3_runtime.devices.cuda.driver as driver_module
+import sa3_runtime.devices.cuda.bindings as module
 from sa3_models.errors import MachineMismatch, RunFailed
 from sa3_runtime import load
-from sa3_runtime.devices.cuda.driver import CudaDriver, CudaGraph, OutOfDeviceMemory, check
+from sa3_runtime.devices.cuda.bindings import CudaDriver, CudaGraph, check
+from sa3_runtime.devices.cuda.driver import OutOfDeviceMemory
 
 
 class Result(IntEnum):
@@ -84,7 +85,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", fake)
-    monkeypatch.setattr(driver_module, "installed", lambda name: "13.0.0")
+    monkeypatch.setattr(module, "installed", lambda name: "13.0.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return fake
 
@@ -97,7 +98,7 @@ def test_a_gpu_opens(cuda):
 
 
 def test_missing_bindings_are_told(cuda, monkeypatch):
-    monkeypatch.setattr(driver_module, "installed", lambda name: None)
+    monkeypatch.setattr(module, "installed", lambda name: None)
     with pytest.raises(MachineMismatch, match=r"cuda-bindings is not installed.*install\.sh"):
         CudaDriver(0)
 

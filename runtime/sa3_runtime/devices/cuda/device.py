@@ -17,7 +17,8 @@ from sa3_models.errors import ArtefactMissing
 from sa3_models.stages import StageIO
 from sa3_runtime.coding import WINDOW
 from sa3_runtime.devices import Progress, Run
-from sa3_runtime.devices.cuda.driver import Allocation, CudaDriver, OutOfDeviceMemory
+from sa3_runtime.devices.cuda.bindings import CudaDriver
+from sa3_runtime.devices.cuda.driver import Allocation, OutOfDeviceMemory
 from sa3_runtime.devices.cuda.freeing import run_freeing
 from sa3_runtime.devices.cuda.loader import StageLoader
 from sa3_runtime.devices.cuda.memory import refusal, windows_for
