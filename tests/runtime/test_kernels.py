@@ -21,7 +21,8 @@ from sa3_runtime.devices.cuda.launches import (
     tick,
 )
 from sa3_runtime.devices.cuda.recording import host_array as view
-from sa3_runtime.devices.null import _TWINS, NullDriver
+from sa3_runtime.devices.null import NullDriver
+from sa3_runtime.devices.twins import TWINS
 from sa3_runtime.plan import (
     Buffer,
     Combine,
@@ -113,7 +114,7 @@ def test_every_launch_fits_the_kernels_declaration(step):
 
 def test_every_kernel_has_a_twin_and_the_tick_fits_too():
     declared = parameters_in_source()
-    assert declared.keys() == _TWINS.keys()
+    assert declared.keys() == TWINS.keys()
     assert tick(1, 2).signature == declared["tick"]
 
 
