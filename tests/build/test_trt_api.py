@@ -163,8 +163,9 @@ RTX_ONLY = {
 
 @pytest.mark.parametrize("version", API)
 def test_every_call_of_the_runtime_exists_with_its_signature(version):
-    path = ROOT / "runtime/sa3_runtime/stages/tensorrt.py"
-    found = uses(path, RUNTIME_OBJECTS) + uses(path, {}, module="self._trt")
+    paths = sorted((ROOT / "runtime/sa3_runtime/stages").glob("tensorrt*.py"))
+    found = [use for path in paths for use in uses(path, RUNTIME_OBJECTS)]
+    found += [use for path in paths for use in uses(path, {}, module="self._trt")]
     assert {
         "Runtime",
         "create_execution_context",

@@ -1,6 +1,6 @@
 """Stages on a GPU through TensorRT engines, of either flavour.
 
-Knows: the runtime API that 10.15, 11.4 and RTX 1.7 share, profiles, scratch memory. Doesn't know:
+Knows: the runtime API that 10.15, 11.4 and RTX 1.7 share, contexts, scratch memory. Doesn't know:
 plans, graphs, building. Whatever the API answers goes through `_gate`: it says no by returning
 False or None, logs why, and would go on with the last valid shape.
 """
@@ -18,12 +18,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sa3_models.errors import MachineMismatch, RunFailed
 from sa3_models.files import whole_file
-from sa3_models.geometry import SAMPLES_PER_LATENT
 from sa3_models.packages import load_tensorrt, tensorrt_version
 from sa3_models.paths import cache_dir
-from sa3_models.sidecar import FlavourName, Machine, Sidecar, check_engine
-from sa3_models.stages import Port, Stage, StageIO, dynamic_axis
+from sa3_models.sidecar import FlavourName, Machine, check_engine
+from sa3_models.stages import Stage
 from sa3_runtime.devices.cuda.driver import OutOfDeviceMemory
+from sa3_runtime.stages.tensorrt_engine import (
+    Profile,
+    declared_ports,
+    declared_profiles,
+    recorded,
+)
 
 if TYPE_CHECKING:
     from sa3_runtime.devices.cuda.driver import Driver
@@ -32,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["Flavour", "TensorRTStage", "installed_flavour"]
 
 Answer = TypeVar("Answer")
-_DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
 _TITLES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
 _MEMORY_SIGNS = ("outofmemory", "out of memory", "memory allocation")
 
@@ -44,16 +48,6 @@ class Flavour:
     name: str
     version: str
     load: Callable[[], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Profile:
-    """One optimisation profile: its number, latents it accepts, scratch bytes of its context."""
-
-    index: int
-    low: int
-    high: int
-    scratch: int
 
 
 class TensorRTStage:
@@ -91,9 +85,9 @@ class TensorRTStage:
         self._cache_size = 0
         if self._sidecar is None:
             self.load()
-            self.io = _ports(self._engine)
+            self.io = declared_ports(self._engine)
         else:
-            self.io, self._profiles = _recorded(self._sidecar)
+            self.io, self._profiles = recorded(self._sidecar)
         self.latent_range = (
             min(profile.low for profile in self._profiles),
             max(profile.high for profile in self._profiles),
@@ -125,7 +119,7 @@ class TensorRTStage:
             )
         self._engine = engine
         # the record was written by the builder; the engine itself is right
-        self._profiles = self._declared_profiles()
+        self._profiles = declared_profiles(engine)
 
     def prepare(self, latent_len: int) -> TensorRTCall:
         """A context of its own for one length: a captured graph keeps it, whatever comes later.
@@ -185,7 +179,7 @@ class TensorRTStage:
             raise self._log.refusal(f"{self.path.name}: TensorRT refuses {what}")
         return answer
 
-    def _profile(self, latent_len: int) -> _Profile:
+    def _profile(self, latent_len: int) -> Profile:
         """The profile with the least scratch that takes this length."""
         fitting = [p for p in self._profiles if p.low <= latent_len <= p.high]
         if not fitting:
@@ -221,16 +215,6 @@ class TensorRTStage:
         """A file for each engine and GPU; TensorRT itself checks that it fits."""
         digest = self._sidecar.engine_sha256[:16] if self._sidecar else str(self.weight_bytes)
         return cache_dir() / "rtx" / f"{self.path.stem}-{digest}-{self._driver.architecture}.cache"
-
-    def _declared_profiles(self) -> tuple[_Profile, ...]:
-        """The engine's own profiles."""
-        engine = self._engine
-        io, profiles = _ports(engine), []
-        for index in range(engine.num_optimization_profiles):
-            low, high = _latent_bounds(engine, io, index)
-            scratch = int(engine.get_device_memory_size_for_profile_v2(index))
-            profiles.append(_Profile(index, low, high, scratch))
-        return tuple(profiles)
 
 
 class TensorRTCall:
@@ -320,42 +304,3 @@ def _load(name: FlavourName) -> Any:
         return load_tensorrt(name)
     except (ImportError, OSError) as error:
         raise MachineMismatch(f"{_TITLES[name]} can't be loaded", found=str(error)) from error
-
-
-def _ports(engine: Any) -> StageIO:
-    """Inputs and outputs as the engine declares them."""
-    inputs: list[Port] = []
-    outputs: list[Port] = []
-    for index in range(engine.num_io_tensors):
-        name = engine.get_tensor_name(index)
-        kind = engine.get_tensor_dtype(name).name
-        dynamic = dynamic_axis(name)
-        shape = tuple(dynamic if size < 0 else int(size) for size in engine.get_tensor_shape(name))
-        port = Port(name, _DTYPES.get(kind, kind.lower()), shape)
-        target = inputs if engine.get_tensor_mode(name).name == "INPUT" else outputs
-        target.append(port)
-    return StageIO(tuple(inputs), tuple(outputs))
-
-
-def _latent_bounds(engine: Any, io: StageIO, profile: int) -> tuple[int, int]:
-    """Least and largest latent length of a profile; any where all shapes are fixed."""
-    for port in io.inputs:
-        for axis, size in enumerate(port.shape):
-            if isinstance(size, str):
-                low, _, high = engine.get_tensor_profile_shape(port.name, profile)
-                unit = SAMPLES_PER_LATENT if size == "samples" else 1
-                return (-(-int(low[axis]) // unit), int(high[axis]) // unit)
-    return (1, 1 << 30)
-
-
-def _recorded(sidecar: Sidecar) -> tuple[StageIO, tuple[_Profile, ...]]:
-    """Ports and profiles by an engine's record."""
-    inputs, outputs = (
-        tuple(Port(port.name, port.dtype, tuple(port.shape)) for port in ports)
-        for ports in (sidecar.inputs, sidecar.outputs)
-    )
-    profiles = []
-    for index, profile in enumerate(sidecar.profiles):
-        low, _, high = profile.latent_len or (1, 1, 1 << 30)
-        profiles.append(_Profile(index, low, high, profile.scratch_bytes or 0))
-    return StageIO(inputs, outputs), tuple(profiles)
