@@ -46,8 +46,8 @@ PICTURES = (
 HEAD = """# What the demo model makes
 
 One picture per family of prompts: frequency upwards, time to the right, the waveform below; above
-each the command that made it. The renders are repeatable. How often the model does what the prompt
-says, and where it fails, is in [its card](../models/demo/README.md).
+each the command that made it (here at a smaller size). The renders are repeatable. How often the
+model does what the prompt says, and where it fails, is in [its card](../models/demo/README.md).
 """.splitlines()
 
 
