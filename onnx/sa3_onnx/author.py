@@ -1,7 +1,7 @@
 """A graph being written: tensors with a precision, nodes, weights that stay on disk.
 
-Knows: dtypes and where casts go, names, external data. Doesn't know: any layer (see
-sa3_onnx.vocabulary for those).
+Knows: dtypes and where casts go, names. Doesn't know: any layer (sa3_onnx.vocabulary), how the
+files are laid out (sa3_onnx.writing).
 
 Precision is a property of the place where a node is emitted. Inside `with graph.fp32():` every
 floating operand is cast to float32 first, outside it to the trunk type; a cast is made once per
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -21,11 +20,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-import onnx
-from sa3_models.errors import BuildFailed
-from sa3_models.files import whole_file
+from sa3_onnx.writing import INLINE_LIMIT, PROTO_TYPES, Weight, write_model
 
-__all__ = ["Author", "Lowering", "Tensor", "Weight"]
+__all__ = ["Author", "Lowering", "Tensor"]
 
 Tensor: TypeAlias = Any  # gs.Variable; onnx_graphsurgeon publishes no types
 Lowering = Literal["primitives", "operators"]
@@ -36,30 +33,8 @@ _DTYPES = {
     "fp16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
 }
-_PROTO = {
-    np.dtype(np.float32): onnx.TensorProto.FLOAT,
-    np.dtype(np.float16): onnx.TensorProto.FLOAT16,
-    np.dtype(ml_dtypes.bfloat16): onnx.TensorProto.BFLOAT16,
-    np.dtype(np.int64): onnx.TensorProto.INT64,
-    np.dtype(np.int32): onnx.TensorProto.INT32,
-    np.dtype(np.bool_): onnx.TensorProto.BOOL,
-}
-_INLINE_LIMIT = 1024  # bytes; larger constants go to the data file
-_ALIGNMENT = 4096  # bytes; a page, so that a runtime can map each tensor
 _OPSET = {"primitives": 20, "operators": 23}
 _IR_VERSION = {"primitives": 10, "operators": 11}
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A tensor whose values are read when the file is written, in chunks along the first axis.
-
-    chunks: called once at save time; yields arrays that together have `shape`.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    chunks: Callable[[], Iterator[NDArray[Any]]]
 
 
 class Author:
@@ -129,7 +104,7 @@ class Author:
             node = "Identity"
             attrs = {}
         else:
-            node, attrs = "Cast", {"to": _PROTO[want]}
+            node, attrs = "Cast", {"to": PROTO_TYPES[want]}
         out = gs.Variable(name, want, list(shape))
         self.graph.nodes.append(
             gs.Node(op=node, name=f"output/{name}", inputs=[tensor], outputs=[out], attrs=attrs)
@@ -147,7 +122,7 @@ class Author:
         elif array.dtype.kind == "f":
             array = array.astype(self.dtype)
         array = np.asarray(array, order="C")
-        if array.nbytes > _INLINE_LIMIT:
+        if array.nbytes > INLINE_LIMIT:
             return self.weight(self._fresh("table"), array)
         key = (str(array.dtype), array.shape, array.tobytes())
         if key not in self._constants:
@@ -187,7 +162,7 @@ class Author:
             return tensor
         key = (tensor.name, want)
         if key not in self._casts:
-            self._casts[key] = self._node("Cast", [tensor], want, {"to": _PROTO[want]})
+            self._casts[key] = self._node("Cast", [tensor], want, {"to": PROTO_TYPES[want]})
         return self._casts[key]
 
     # -- nodes --------------------------------------------------------------------------------
@@ -271,7 +246,7 @@ class Author:
     @property
     def weight_bytes(self) -> int:
         """Size of all weights that the file will hold, to within a page each."""
-        return sum(_nbytes(weight) for weight in self._used().values())
+        return sum(weight.nbytes for weight in self._used().values())
 
     def _used(self) -> dict[str, Weight]:
         used = {t.name for node in self.graph.nodes for t in node.inputs}
@@ -290,68 +265,9 @@ class Author:
             BuildFailed: a weight is too large for FP16.
         """
         self.graph.cleanup(remove_unused_node_outputs=False).toposort()
-        weights = self._used()
         model = gs.export_onnx(self.graph, do_type_check=False)
-        data = path.with_name(f"{path.name}.data")
-        total = self.weight_bytes
-        written = 0
-        with whole_file(path) as part, whole_file(data) as data_part:
-            with data_part.open("wb") as file:
-                for name, weight in weights.items():
-                    proto = model.graph.initializer.add()
-                    proto.name = name
-                    proto.data_type = _PROTO[weight.dtype]
-                    proto.dims.extend(weight.shape)
-                    if _nbytes(weight) <= _INLINE_LIMIT:
-                        proto.raw_data = b"".join(
-                            _bytes(chunk, weight, name).tobytes() for chunk in weight.chunks()
-                        )
-                        written += len(proto.raw_data)
-                        continue
-                    file.seek(-file.tell() % _ALIGNMENT, 1)
-                    start = file.tell()
-                    for chunk in weight.chunks():
-                        written += file.write(_bytes(chunk, weight, name).data)
-                        if progress:
-                            progress(written, total)
-                    length = file.tell() - start
-                    if length != _nbytes(weight):
-                        raise ValueError(
-                            f"weight '{name}' gave {length} of {_nbytes(weight)} bytes"
-                        )
-                    proto.data_location = onnx.TensorProto.EXTERNAL
-                    for key, value in (
-                        ("location", data.name),
-                        ("offset", start),
-                        ("length", length),
-                    ):
-                        entry = proto.external_data.add()
-                        entry.key, entry.value = key, str(value)
-                self.metadata["data_bytes"] = str(file.tell())
-            for key, value in self.metadata.items():
-                entry = model.metadata_props.add()
-                entry.key, entry.value = key, value
-            onnx.save_model(model, part)
-            # an old graph must not find the new weights, should this end between the two renames
-            path.unlink(missing_ok=True)
+        write_model(path, model, self._used(), self.metadata, progress=progress)
 
 
 def _numpy(name: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
-
-
-def _nbytes(weight: Weight) -> int:
-    return int(np.prod(weight.shape, dtype=np.int64)) * weight.dtype.itemsize
-
-
-def _bytes(chunk: NDArray[Any], weight: Weight, name: str) -> NDArray[np.uint8]:
-    """The bytes of a chunk in the weight's type, without a further copy."""
-    with np.errstate(over="ignore"):
-        array = np.ascontiguousarray(chunk, dtype=weight.dtype)
-    if weight.dtype == np.float16 and not np.isfinite(array).all():
-        raise BuildFailed(
-            f"weight '{name}' does not fit FP16",
-            found=f"a value of {np.abs(chunk).max():.3g}, FP16 ends at 65504",
-            hint="--precision bf16 or fp32",
-        )
-    return array.reshape(-1).view(np.uint8)
