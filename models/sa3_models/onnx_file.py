@@ -1,9 +1,10 @@
 """What an ONNX file says about itself, read without its weights.
 
-Knows: as much of the protobuf wire format as leads to ports, operators, element types, metadata
-and external data. Doesn't know: what a graph computes, runtimes. Reading it here keeps the 27 MB
-package `onnx` out of the runtime, tells a stage's ports before its weights are loaded, and names a
-missing data file or an unsupported type in words of our own.
+Knows: the fields of the ONNX schema that lead to ports, operators, element types, metadata and
+external data. Doesn't know: how fields are coded (sa3_models.protobuf), what a graph computes,
+runtimes. Reading it here keeps the 27 MB package `onnx` out of the runtime, tells a stage's ports
+before its weights are loaded, and names a missing data file or an unsupported type in words of our
+own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from sa3_models.errors import ArtefactMissing
 from sa3_models.files import is_pointer, sha256_of
+from sa3_models.protobuf import fields, first_message, messages, number_of, text_of, varints
 from sa3_models.stages import Port, StageIO, dynamic_axis
 
 __all__ = ["OnnxFile", "read_onnx"]
@@ -115,7 +117,7 @@ class OnnxFile:
         operators: Counter[Operator] = Counter()
         types: set[int] = set()
         with _parsing(self.path):
-            _walk(_message(_mapped(self.path), 7), operators, types)
+            _walk(first_message(_mapped(self.path), 7), operators, types)
         return dict(operators), frozenset(_name(kind) for kind in types if kind)
 
 
@@ -152,13 +154,18 @@ def _parsing(path: Path) -> Iterator[None]:
         ) from error
 
 
+def _mapped(path: Path) -> memoryview:
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
 def _facts(path: Path, model: memoryview) -> OnnxFile:
-    graph = _message(model, 7)
+    graph = first_message(model, 7)
     stored: set[bytes] = set()
     types: set[int] = set()
     ends: dict[str, int] = {}  # data file → bytes the graph expects in it
     weight_bytes = 0
-    for weight in _messages(graph, 5):
+    for weight in messages(graph, 5):
         name, kind, size, external = _tensor(weight)
         stored.add(name)
         types.add(kind)
@@ -167,16 +174,16 @@ def _facts(path: Path, model: memoryview) -> OnnxFile:
             location = _inside(path, name, external.get("location", ""))
             end = int(external.get("offset", 0)) + int(external.get("length", 0) or size)
             ends[location] = max(end, ends.get(location, 0))
-    inputs = [row for row in _messages(graph, 11) if bytes(_message(row, 1)) not in stored]
-    outputs = list(_messages(graph, 12))
+    inputs = [row for row in messages(graph, 11) if bytes(first_message(row, 1)) not in stored]
+    outputs = list(messages(graph, 12))
     # random bytes can parse up to here; no graph is without nodes and outputs
-    if not outputs or next(_messages(graph, 1), None) is None:
+    if not outputs or next(messages(graph, 1), None) is None:
         raise ValueError("no outputs or no nodes")
     types.update(_element(row) for row in (*inputs, *outputs))
     for location, end in ends.items():
         _check_data(path, path.parent / location, end)
     data = tuple(path.parent / location for location in ends)
-    metadata = dict(_entry(row) for row in _messages(model, 14))
+    metadata = dict(_entry(row) for row in messages(model, 14))
     there = sum(file.stat().st_size for file in data)
     if metadata.get("data_bytes", str(there)) != str(there):  # our exporter notes it
         raise ArtefactMissing(
@@ -193,10 +200,10 @@ def _facts(path: Path, model: memoryview) -> OnnxFile:
         data=data,
         metadata=metadata,
         opset=max(
-            (_number(row, 2) for row in _messages(model, 8) if _text(row, 1) in _STANDARD),
+            (number_of(row, 2) for row in messages(model, 8) if text_of(row, 1) in _STANDARD),
             default=0,
         ),
-        producer=f"{_text(model, 2)} {_text(model, 3)}".strip(),
+        producer=f"{text_of(model, 2)} {text_of(model, 3)}".strip(),
     )
 
 
@@ -243,22 +250,22 @@ def _by_contract(port: Port) -> Port:
 
 def _walk(graph: memoryview, operators: Counter[Operator], types: set[int]) -> None:
     """Count the operators of a graph and its inner graphs, and gather the types inside them."""
-    for number, value in _fields(graph):
+    for number, value in fields(graph):
         if isinstance(value, int):
             continue
         if number == 1:
-            kind = _text(value, 4)
-            operators[_text(value, 7), kind] += 1
-            for attribute in _messages(value, 5):
-                if kind == "Cast" and _text(attribute, 1) == "to":
-                    types.add(_number(attribute, 3))
-                for at, part in _fields(attribute):
+            kind = text_of(value, 4)
+            operators[text_of(value, 7), kind] += 1
+            for attribute in messages(value, 5):
+                if kind == "Cast" and text_of(attribute, 1) == "to":
+                    types.add(number_of(attribute, 3))
+                for at, part in fields(attribute):
                     if at == 5 and not isinstance(part, int):
-                        types.add(_number(part, 2))
+                        types.add(number_of(part, 2))
                     elif at in (6, 11) and not isinstance(part, int):
                         _walk(part, operators, types)
         elif number == 5:
-            types.add(_number(value, 2))
+            types.add(number_of(value, 2))
         elif number in (11, 12, 13):
             types.add(_element(value))
 
@@ -267,9 +274,9 @@ def _tensor(view: memoryview) -> tuple[bytes, int, int, dict[str, str] | None]:
     """Name, type, bytes and external data (None = inline) of a TensorProto."""
     name, kind, elements = b"", 1, 1
     external: dict[str, str] | None = None
-    for number, value in _fields(view):
+    for number, value in fields(view):
         if number == 1:  # one size, or several packed into bytes
-            for size in (value,) if isinstance(value, int) else _varints(value):
+            for size in (value,) if isinstance(value, int) else varints(value):
                 elements *= size
         elif number == 2 and isinstance(value, int):
             kind = value
@@ -283,23 +290,23 @@ def _tensor(view: memoryview) -> tuple[bytes, int, int, dict[str, str] | None]:
 
 def _port(view: memoryview) -> Port:
     """A ValueInfoProto as a port, its axes named as the file does."""
-    shapes = list(_messages(_tensor_type(view), 2))
+    shapes = list(messages(_tensor_type(view), 2))
     sizes = tuple(
-        next((v for n, v in _fields(axis) if n == 1 and isinstance(v, int)), _text(axis, 2) or "?")
-        for axis in (_messages(shapes[0], 1) if shapes else ())
+        next((v for n, v in fields(axis) if n == 1 and isinstance(v, int)), text_of(axis, 2) or "?")
+        for axis in (messages(shapes[0], 1) if shapes else ())
     )
-    return Port(_text(view, 1), _name(_element(view)), sizes)
+    return Port(text_of(view, 1), _name(_element(view)), sizes)
 
 
 def _tensor_type(view: memoryview) -> memoryview:
     """The TypeProto.Tensor of a ValueInfoProto; empty for another kind of value."""
-    kind = next(_messages(view, 2), memoryview(b""))
-    return next(_messages(kind, 1), memoryview(b""))
+    kind = next(messages(view, 2), memoryview(b""))
+    return next(messages(kind, 1), memoryview(b""))
 
 
 def _element(view: memoryview) -> int:
     """The element type of a ValueInfoProto, 0 if it has none."""
-    return _number(_tensor_type(view), 1)
+    return number_of(_tensor_type(view), 1)
 
 
 def _name(kind: int) -> str:
@@ -309,73 +316,4 @@ def _name(kind: int) -> str:
 
 def _entry(view: memoryview) -> tuple[str, str]:
     """Key and value of a StringStringEntryProto."""
-    return _text(view, 1), _text(view, 2)
-
-
-# ---------------------------------------------------------------------------- the wire format
-
-
-def _mapped(path: Path) -> memoryview:
-    with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-def _fields(view: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """(field number, integer or bytes) of a protobuf message; fixed-width fields are skipped."""
-    at = 0
-    while at < len(view):
-        key, at = _varint(view, at)
-        number, wire = key >> 3, key & 7
-        if wire == 0:
-            value, at = _varint(view, at)
-            yield number, value
-        elif wire == 2:
-            size, at = _varint(view, at)
-            if at + size > len(view):
-                raise ValueError("field beyond the end")
-            yield number, view[at : at + size]
-            at += size
-        elif wire in (1, 5):
-            at += 8 if wire == 1 else 4
-        else:
-            raise ValueError(f"wire type {wire}")
-
-
-def _messages(view: memoryview, wanted: int) -> Iterator[memoryview]:
-    """The length-delimited fields of that number."""
-    return (v for n, v in _fields(view) if n == wanted and not isinstance(v, int))
-
-
-def _message(view: memoryview, wanted: int) -> memoryview:
-    """The first length-delimited field of that number, which must be there."""
-    return next(_messages(view, wanted))
-
-
-def _text(view: memoryview, wanted: int) -> str:
-    """The string of that number, "" without one."""
-    return bytes(next(_messages(view, wanted), b"")).decode()
-
-
-def _number(view: memoryview, wanted: int) -> int:
-    """The integer of that number, 0 without one."""
-    return next((v for n, v in _fields(view) if n == wanted and isinstance(v, int)), 0)
-
-
-def _varints(view: memoryview) -> Iterator[int]:
-    at = 0
-    while at < len(view):
-        value, at = _varint(view, at)
-        yield value
-
-
-def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = view[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("varint too long")
+    return text_of(view, 1), text_of(view, 2)
