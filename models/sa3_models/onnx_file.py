@@ -22,11 +22,11 @@ from sa3_models.files import is_pointer, sha256_of
 from sa3_models.protobuf import fields, first_message, messages, number_of, text_of, varints
 from sa3_models.stages import Port, StageIO, dynamic_axis
 
-__all__ = ["OnnxFile", "read_onnx"]
+__all__ = ["ELEMENT_TYPES", "OnnxFile", "read_onnx", "type_name"]
 
 _STANDARD = ("", "ai.onnx")
-# TensorProto.DataType: name, bits of one element
-_TYPES = {
+# TensorProto.DataType: name as ports and records spell it, bits of one element
+ELEMENT_TYPES = {
     1: ("float32", 32),
     2: ("uint8", 8),
     3: ("int8", 8),
@@ -51,6 +51,10 @@ _TYPES = {
     22: ("int4", 4),
     23: ("float4e2m1", 4),
     24: ("float8e8m0", 8),
+    25: ("uint2", 2),
+    26: ("int2", 2),
+    27: ("float6e2m3", 6),
+    28: ("float6e3m2", 6),
 }
 
 Operator = tuple[str, str]  # domain, type
@@ -118,7 +122,7 @@ class OnnxFile:
         types: set[int] = set()
         with _parsing(self.path):
             _walk(first_message(_mapped(self.path), 7), operators, types)
-        return dict(operators), frozenset(_name(kind) for kind in types if kind)
+        return dict(operators), frozenset(type_name(kind) for kind in types if kind)
 
 
 def read_onnx(path: Path) -> OnnxFile:
@@ -139,6 +143,11 @@ def read_onnx(path: Path) -> OnnxFile:
         )
     with _parsing(path):
         return _facts(path, _mapped(path))
+
+
+def type_name(kind: int) -> str:
+    """The name of an element type (`TensorProto.DataType`), "type N" for an unknown one."""
+    return ELEMENT_TYPES[kind][0] if kind in ELEMENT_TYPES else f"type {kind}"
 
 
 @contextmanager
@@ -195,7 +204,7 @@ def _facts(path: Path, model: memoryview) -> OnnxFile:
         path=path,
         inputs=tuple(_port(row) for row in inputs),
         outputs=tuple(_port(row) for row in outputs),
-        types=frozenset(_name(kind) for kind in types if kind),
+        types=frozenset(type_name(kind) for kind in types if kind),
         weight_bytes=weight_bytes,
         data=data,
         metadata=metadata,
@@ -285,7 +294,7 @@ def _tensor(view: memoryview) -> tuple[bytes, int, int, dict[str, str] | None]:
         elif number == 13 and not isinstance(value, int):
             key, text = _entry(value)
             external = {**(external or {}), key: text}
-    return name, kind, -(-elements * _TYPES.get(kind, ("", 32))[1] // 8), external
+    return name, kind, -(-elements * ELEMENT_TYPES.get(kind, ("", 32))[1] // 8), external
 
 
 def _port(view: memoryview) -> Port:
@@ -295,7 +304,7 @@ def _port(view: memoryview) -> Port:
         next((v for n, v in fields(axis) if n == 1 and isinstance(v, int)), text_of(axis, 2) or "?")
         for axis in (messages(shapes[0], 1) if shapes else ())
     )
-    return Port(text_of(view, 1), _name(_element(view)), sizes)
+    return Port(text_of(view, 1), type_name(_element(view)), sizes)
 
 
 def _tensor_type(view: memoryview) -> memoryview:
@@ -307,11 +316,6 @@ def _tensor_type(view: memoryview) -> memoryview:
 def _element(view: memoryview) -> int:
     """The element type of a ValueInfoProto, 0 if it has none."""
     return number_of(_tensor_type(view), 1)
-
-
-def _name(kind: int) -> str:
-    """The name of an element type."""
-    return _TYPES[kind][0] if kind in _TYPES else f"type {kind}"
 
 
 def _entry(view: memoryview) -> tuple[str, str]:

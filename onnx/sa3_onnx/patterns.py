@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
-__all__ = ["FLOATS", "HALF", "Graph", "format_name"]
+from sa3_models.onnx_file import type_name
+
+__all__ = ["FLOATS", "HALF", "Graph"]
 
 HALF = ("float16", "bfloat16")
 FLOATS = ("float32", *HALF, "float64", "float8e4m3fn")
@@ -45,10 +47,10 @@ class Graph:
             for name in node.input:
                 self.consumers.setdefault(name, []).append(node)
         self.weights = {tensor.name for tensor in graph.initializer}
-        self.formats = {t.name: format_name(t.data_type) for t in graph.initializer}
+        self.formats = {t.name: type_name(t.data_type) for t in graph.initializer}
         for info in (*graph.value_info, *graph.input, *graph.output):
             if info.type.tensor_type.elem_type:
-                self.formats[info.name] = format_name(info.type.tensor_type.elem_type)
+                self.formats[info.name] = type_name(info.type.tensor_type.elem_type)
         self.inputs = {info.name for info in graph.input}
         self.outputs = [info.name for info in graph.output]
 
@@ -127,7 +129,7 @@ class Graph:
         for node in self.nodes:
             if node.op_type in _NORMS:
                 stash = next((a.i for a in node.attribute if a.name == "stash_type"), 1)
-                yield node, format_name(stash)
+                yield node, type_name(stash)
             elif node.op_type in _REDUCE:
                 square = self.source(node.input[0])
                 if square is not None and _is_square(square):
@@ -198,7 +200,7 @@ class Graph:
             if node.op_type in ("Attention", "MultiHeadAttention", "GroupQueryAttention"):
                 kind = self.format(node.input[0])
                 precise = next((a.i for a in node.attribute if a.name == "softmax_precision"), 0)
-                yield node, (kind, format_name(precise) if precise else kind, kind), False
+                yield node, (kind, type_name(precise) if precise else kind, kind), False
             elif node.op_type == "Softmax":
                 before = self.products_before(node.input[0])
                 after = self.products_after(node.output[0])
@@ -282,11 +284,3 @@ def _crossed(products: list[Any]) -> bool:
     """Four products of two halves with two tables: (a·c, b·s), (b·c, a·s) in any order."""
     factors = Counter(name for product in products for name in product.input)
     return len(factors) == 4 and set(factors.values()) == {2}
-
-
-def format_name(number: int) -> str:
-    """Name of an element type (`TensorProto.DataType`) as ports and records spell it."""
-    import onnx
-
-    name = str(onnx.TensorProto.DataType.Name(number)).lower()
-    return {"float": "float32", "double": "float64"}.get(name, name)

@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto as Type
 from onnx import helper, numpy_helper
 from sa3_models.errors import ArtefactMissing
-from sa3_models.onnx_file import OnnxFile, read_onnx
+from sa3_models.onnx_file import ELEMENT_TYPES, OnnxFile, read_onnx, type_name
 from sa3_models.stages import Port, StageIO
 
 WEIGHT = np.arange(4, dtype=np.float32).reshape(1, 4, 1)
@@ -61,15 +61,17 @@ def _save(path: Path, *, external: str = "", **facts: Any) -> Path:
     return path
 
 
+def _name(kind: int) -> str:
+    """The name of an element type, from that of the package."""
+    word = Type.DataType.Name(kind).lower()
+    return {"float": "float32", "double": "float64"}.get(word, word)
+
+
 def _by_onnx(path: Path) -> OnnxFile:
     """The same facts, read by the package."""
     model = onnx.load(path, load_external_data=False)
     graph = model.graph
     stored = {tensor.name for tensor in graph.initializer}
-
-    def name(kind: int) -> str:
-        word = Type.DataType.Name(kind).lower()
-        return {"float": "float32", "double": "float64"}.get(word, word)
 
     def port(info: Any) -> Port:
         kind = info.type.tensor_type
@@ -77,7 +79,7 @@ def _by_onnx(path: Path) -> OnnxFile:
             axis.dim_value if axis.HasField("dim_value") else axis.dim_param or "?"
             for axis in kind.shape.dim
         ]
-        return Port(info.name, name(kind.elem_type), tuple(axes))
+        return Port(info.name, _name(kind.elem_type), tuple(axes))
 
     inputs = tuple(port(info) for info in graph.input if info.name not in stored)
     outputs = tuple(port(info) for info in graph.output)
@@ -92,7 +94,7 @@ def _by_onnx(path: Path) -> OnnxFile:
         inputs=inputs,
         outputs=outputs,
         types=frozenset(
-            [name(tensor.data_type) for tensor in graph.initializer]
+            [_name(tensor.data_type) for tensor in graph.initializer]
             + [row.dtype for row in (*inputs, *outputs)]
         ),
         weight_bytes=sum(
@@ -104,6 +106,15 @@ def _by_onnx(path: Path) -> OnnxFile:
         opset=next(row.version for row in model.opset_import if row.domain in ("", "ai.onnx")),
         producer=model.producer_name,
     )
+
+
+def test_the_element_types_are_those_of_the_package() -> None:
+    kinds = [kind for kind in Type.DataType.values() if kind != Type.UNDEFINED]
+    assert {kind: type_name(kind) for kind in kinds} == {kind: _name(kind) for kind in kinds}
+    for kind in helper.get_all_tensor_dtypes():
+        name, bits = ELEMENT_TYPES[kind]
+        if bits >= 8:  # NumPy has no smaller ones
+            assert bits == 8 * helper.tensor_dtype_to_np_dtype(kind).itemsize, name
 
 
 @pytest.mark.parametrize("external", ["", "g.data"])
