@@ -1,8 +1,9 @@
 """How far a half-precision export is from the FP32 one, measured on the CPU.
 
-Knows: which graphs to run on what, a plain sampler, what is measured. Doesn't know: prompts,
-schedules, GPUs. Half precision runs with all its roundings emulated (sa3_onnx.emulate), one after
-each operator: a GPU that fuses operators rounds less often, so this is the pessimistic side.
+Knows: which graphs to run on what, a plain sampler. Doesn't know: prompts, schedules, GPUs, how a
+figure is computed (sa3_onnx.figures). Half precision runs with all its roundings emulated
+(sa3_onnx.emulate), one after each operator: a GPU that fuses operators rounds less often, so this
+is the pessimistic side.
 
 Teacher-forced: at each step both models see the latents of the FP32 trajectory, so that errors do
 not add up; free-run: the half-precision pipeline, text encoder included, goes its own way.
@@ -24,7 +25,6 @@ from numpy.typing import NDArray
 from sa3_models.checkpoint import Checkpoint
 from sa3_models.geometry import (
     LATENT_LEN_MAX,
-    PCM_PEAK,
     SAMPLE_RATE,
     SAMPLES_PER_LATENT,
     TEXT_LEN,
@@ -33,11 +33,11 @@ from sa3_models.stages import Precision, Stage
 from sa3_onnx.author import Lowering
 from sa3_onnx.emulate import emulated, has_half
 from sa3_onnx.export import jobs_for, run
+from sa3_onnx.figures import AtLength, Comparison, clipped, cosines, crest, psnr
 
-__all__ = ["LENGTHS", "TARGET_MEAN", "TARGET_WORST", "AtLength", "Comparison", "compare"]
+__all__ = ["LENGTHS", "compare"]
 
 LENGTHS = (33, 324, LATENT_LEN_MAX)
-TARGET_MEAN, TARGET_WORST = 0.9999, 0.999  # of the velocity's cosine
 LONG = 1024  # latents; above, two steps are compared and the beginning is decoded
 LONG_STEPS = 2
 DECODED = 256  # latents of a long clip that are decoded
@@ -47,71 +47,6 @@ _QUIET = 3
 Array = NDArray[np.float32]
 Arrays = Mapping[str, NDArray[Any]]
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class AtLength:
-    """What was measured at one length.
-
-    cosine_mean, cosine_worst: of teacher-forced velocities over the steps. std_ratio: deviation of
-    the free-run latents over that of the FP32 ones. psnr_db: PCM of the free run against FP32;
-    decoder_psnr_db: both decoders on the FP32 latents. clipped: samples at full scale or beyond.
-    crest_db: peak over RMS; the `reference_` values are those of FP32.
-    """
-
-    latent_len: int
-    steps: int
-    cosine_mean: float
-    cosine_worst: float
-    std_ratio: float
-    psnr_db: float
-    decoder_psnr_db: float
-    clipped: int
-    reference_clipped: int
-    crest_db: float
-    reference_crest_db: float
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A half-precision export against FP32.
-
-    precision, coder_precision: of text encoder and DiT, of the decoder. text_mean, text_worst:
-    cosine of the hidden states over the prompt's tokens.
-    """
-
-    precision: Precision
-    coder_precision: Precision
-    text_mean: float
-    text_worst: float
-    lengths: tuple[AtLength, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Whether every length reaches both targets."""
-        return all(
-            row.cosine_mean >= TARGET_MEAN and row.cosine_worst >= TARGET_WORST
-            for row in self.lengths
-        )
-
-    def text(self) -> str:
-        """The report for people."""
-        lines = [
-            f"{self.precision} against fp32 (decoder {self.coder_precision}), roundings emulated",
-            f"text encoder: cosine mean {self.text_mean:.7f}, worst token {self.text_worst:.7f}",
-            "     L steps  velocity cosine mean / worst   "
-            "std ratio   PSNR  decoder   clipped   crest",
-        ]
-        lines += [
-            f"{row.latent_len:6d} {row.steps:5d}  {row.cosine_mean:.8f} / {row.cosine_worst:.8f}"
-            f"   {row.std_ratio:9.5f} {row.psnr_db:6.1f} {row.decoder_psnr_db:8.1f}"
-            f" {row.clipped:5d}/{row.reference_clipped:<4d}"
-            f" {row.crest_db:5.1f}/{row.reference_crest_db:.1f} dB"
-            for row in self.lengths
-        ]
-        verdict = "reached" if self.passed else "MISSED"
-        lines.append(f"target (mean ≥ {TARGET_MEAN}, worst ≥ {TARGET_WORST}): {verdict}")
-        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -188,7 +123,7 @@ class _Bench:
 
     def report(self, precision: Precision, coder_precision: Precision) -> Comparison:
         hidden = [self._hidden(half) for half in (False, True)]
-        cosines = _cosines(hidden[0][0, :_TOKENS], hidden[1][0, :_TOKENS])
+        text = cosines(hidden[0][0, :_TOKENS], hidden[1][0, :_TOKENS])
         reference: dict[int, _Trajectory] = {}
         with self._dit(half=False) as dit:
             for n in self.lengths:
@@ -201,9 +136,7 @@ class _Bench:
                 self.say(f"{precision}, {n} latents")
                 velocity = dit(hidden[0], n)
                 pairs = zip(self._levels(n), reference[n].x, reference[n].v, strict=False)
-                forced[n] = [
-                    float(_cosines(velocity(x, t).ravel(), v.ravel())) for t, x, v in pairs
-                ]
+                forced[n] = [float(cosines(velocity(x, t).ravel(), v.ravel())) for t, x, v in pairs]
                 free[n] = self._sample(dit(hidden[1], n), n).x[-1]
         self.say("decoding")
         wanted = {n: (reference[n].x[-1], free[n]) for n in self.lengths}
@@ -215,18 +148,16 @@ class _Bench:
                 cosine_mean=float(np.mean(forced[n])),
                 cosine_worst=min(forced[n]),
                 std_ratio=float(free[n].std() / reference[n].x[-1].std()),
-                psnr_db=_psnr(pcm[True][n][1], pcm[False][n][0]),
-                decoder_psnr_db=_psnr(pcm[True][n][0], pcm[False][n][0]),
-                clipped=_clipped(pcm[True][n][1]),
-                reference_clipped=_clipped(pcm[False][n][0]),
-                crest_db=_crest(pcm[True][n][1]),
-                reference_crest_db=_crest(pcm[False][n][0]),
+                psnr_db=psnr(pcm[True][n][1], pcm[False][n][0]),
+                decoder_psnr_db=psnr(pcm[True][n][0], pcm[False][n][0]),
+                clipped=clipped(pcm[True][n][1]),
+                reference_clipped=clipped(pcm[False][n][0]),
+                crest_db=crest(pcm[True][n][1]),
+                reference_crest_db=crest(pcm[False][n][0]),
             )
             for n in self.lengths
         )
-        return Comparison(
-            precision, coder_precision, float(cosines.mean()), float(cosines.min()), rows
-        )
+        return Comparison(precision, coder_precision, float(text.mean()), float(text.min()), rows)
 
     def _hidden(self, half: bool) -> Array:
         with _session(self.files[Stage.TEXT, half]) as encoder:
@@ -318,29 +249,3 @@ def _session(path: Path) -> Iterator[Callable[[Arrays], dict[str, Any]]]:
             source.unlink()
     names = [port.name for port in session.get_outputs()]
     yield lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
-
-
-def _cosines(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
-    """Cosine of the angle between vectors along the last axis, in float64."""
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
-    cosine: NDArray[np.float64] = (a * b).sum(-1) / norms
-    return cosine
-
-
-def _psnr(pcm: NDArray[np.int32], reference: NDArray[np.int32]) -> float:
-    """Peak signal-to-noise ratio in dB, the peak being full scale; 200 where equal."""
-    error = float(np.mean((pcm.astype(np.float64) - reference) ** 2))
-    return 200.0 if error == 0 else float(10 * np.log10(PCM_PEAK**2 / error))
-
-
-def _clipped(pcm: NDArray[np.int32]) -> int:
-    """Samples at full scale or beyond (NaN becomes −2³¹)."""
-    return int((np.abs(pcm.astype(np.int64)) >= PCM_PEAK).sum())
-
-
-def _crest(pcm: NDArray[np.int32]) -> float:
-    """Peak over RMS in dB, 0 for silence."""
-    wide = pcm.astype(np.float64)
-    rms = np.sqrt((wide**2).mean())
-    return 0.0 if rms == 0 else float(20 * np.log10(np.abs(wide).max() / rms))

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from sa3_models.checkpoint import Checkpoint
 from sa3_onnx import compare as module
+from sa3_onnx import figures
 from sa3_onnx.cli import compare as command
 from sa3_onnx.compare import compare
 
@@ -63,7 +64,7 @@ def test_the_command_prints_a_report_or_an_object(
     row = json.loads(result.stdout)
     assert row["passed"] is True
     assert row["lengths"][0]["latent_len"] == 5
-    monkeypatch.setattr(module, "TARGET_MEAN", 1.1)
+    monkeypatch.setattr(figures, "TARGET_MEAN", 1.1)
     result = CliRunner().invoke(command, [*words, "-q"])
     assert result.exit_code == 1
     assert result.stderr == ""
@@ -72,9 +73,9 @@ def test_the_command_prints_a_report_or_an_object(
 
 def test_measures_of_sound() -> None:
     tone = (1000 * np.sqrt(2) * np.sin(np.arange(44100) * 0.1)).round().astype(np.int32)
-    assert module._crest(tone) == pytest.approx(20 * math.log10(math.sqrt(2)), abs=0.01)
-    assert module._crest(np.zeros(4, np.int32)) == 0
-    assert module._psnr(tone, tone) == 200
-    assert module._psnr(tone + 1, tone) == pytest.approx(20 * math.log10(32767))
+    assert figures.crest(tone) == pytest.approx(20 * math.log10(math.sqrt(2)), abs=0.01)
+    assert figures.crest(np.zeros(4, np.int32)) == 0
+    assert figures.psnr(tone, tone) == 200
+    assert figures.psnr(tone + 1, tone) == pytest.approx(20 * math.log10(32767))
     broken = np.array([0, 32766, -32767, 32767, -(2**31)], np.int32)
-    assert module._clipped(broken) == 3
+    assert figures.clipped(broken) == 3
