@@ -203,7 +203,7 @@ def _modify(r: Random, sound: Sound) -> None:
     if place < 0.18:
         sound.side = r.choice(["left", "right"])
         after.append(r.choice(SIDE_WORDS[sound.side]))
-    elif place < 0.24 and sound.family in ("tone", "chord", "noise", "struck"):
+    elif place < 0.30 and sound.family in ("tone", "chord", "noise", "struck"):
         sound.wide = True
         before.append(r.choice(WIDE_WORDS))
     can_shorten = sound.family in ("tone", "noise", "chord", "struck")

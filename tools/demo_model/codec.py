@@ -118,11 +118,17 @@ class Crops:
         where = row * self.pool.shape[2] + (start[:, None] + self.ramp)[:, None]
         return self.pool.view(-1)[where].float(), self.tonal[clip]
 
-    def _pan(self, audio: Tensor) -> Tensor:
-        """Half of the crops to one side: a quarter by 26 dB, as the words do, a quarter by any."""
+    def _place(self, audio: Tensor) -> Tensor:
+        """Half of the crops to one side: a quarter by 26 dB, as the words do, a quarter by any.
+
+        A fifth is wide, as the word is: right becomes left, a quarter of a cycle earlier.
+        """
         shape, device = (self.batch, 1), self.pool.device
         kind, depth = torch.rand(shape, device=device), torch.rand(shape, device=device) * 40
         depth = torch.where(kind < 0.25, torch.full_like(depth, 26), depth) * (kind < 0.5)
+        earlier = torch.fft.irfft(torch.fft.rfft(audio[:, 0]) * 1j, n=self.samples)
+        wide = torch.stack([audio[:, 0], earlier], 1)
+        audio = torch.where((kind > 0.8)[:, None], wide, audio)
         audio = audio * torch.stack([torch.ones_like(depth), 10 ** (-depth / 20)], 1)
         swap = torch.rand(self.batch, 1, 1, device=device) < 0.5
         return torch.where(swap, audio.flip(1), audio)
@@ -131,7 +137,7 @@ class Crops:
         """Audio [B, 2, S] float32 and the weight [B] of its waveform loss."""
         device = self.pool.device
         audio, tonal = self._take()
-        audio = self._pan(audio)
+        audio = self._place(audio)
         other = audio.roll(1, 0) * torch.rand(self.batch, 1, 1, device=device)
         mixed = (torch.rand(self.batch, 1, 1, device=device) < 0.15).float()
         audio = audio + mixed * other

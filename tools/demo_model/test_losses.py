@@ -21,6 +21,12 @@ def left() -> Tensor:
     return torch.stack([tone, tone * 0])[None]
 
 
+def tone_pool() -> Tensor:
+    """Four equal clips of 32 cycles in a frame, [4, 2, 16384] float16."""
+    tone = 0.1 * torch.sin(2 * torch.pi * 32 * torch.arange(16_384) / 4096)
+    return tone.expand(4, 2, -1).half()
+
+
 LOSSES = {
     "waveform": lambda got, want: codec.apart(got, want).mean(),
     "spectra": codec.spectral_loss,
@@ -62,12 +68,23 @@ def test_middle_and_side_keep_energy_and_turn_back() -> None:
 def test_half_of_the_crops_lean_to_a_side_and_both_sides_alike() -> None:
     """A quarter by the 26 dB that the words mean."""
     torch.manual_seed(1)
-    pool = torch.ones(4, 2, 4 * 4096, dtype=torch.float16) * 0.1
+    pool = tone_pool()
     crops = codec.Crops(pool, torch.full((4,), 0.3), torch.ones(4), 2000, 2)
-    found = codec.side_db(crops._pan(crops._take()[0]))
+    found = codec.side_db(crops._place(crops._take()[0]))
     assert 0.40 < (found.abs() > 2).float().mean() < 0.55
     assert abs((found > 2).float().mean() - (found < -2).float().mean()) < 0.06
     assert ((found.abs() - 26).abs() < 0.1).float().mean() > 0.2
+
+
+def test_a_fifth_of_the_crops_is_wide() -> None:
+    """A quarter of a cycle between channels of one level."""
+    torch.manual_seed(1)
+    crops = codec.Crops(tone_pool(), torch.full((4,), 0.3), torch.ones(4), 2000, 2)
+    x = crops._place(crops._take()[0])
+    level = codec.side_db(x).abs() < 0.1
+    alike = (x[:, 0] * x[:, 1]).mean(1) / x.square().mean((1, 2))
+    assert 0.17 < (level & (alike.abs() < 0.01)).float().mean() < 0.23
+    assert 0.27 < (level & (alike > 0.99)).float().mean() < 0.33
 
 
 def test_another_clips_frames_are_kept_and_the_clip_itself_starts_in_the_hole() -> None:
