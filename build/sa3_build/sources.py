@@ -248,7 +248,7 @@ def _exported(model: Model, stage: Stage, precision: Precision | None, *, ceilin
 def _family(model: Model) -> str:
     """Family of the autoencoder: by the checkpoint, or by the catalogue while that is away."""
     if _has_checkpoint(model):
-        from sa3_models.config import read_model_config
+        from sa3_models.config_file import read_model_config
 
         return read_model_config(model.checkpoint).autoencoder.family
     return model.autoencoder

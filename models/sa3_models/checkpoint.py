@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sa3_models.config import ModelConfig, TextConfig, read_model_config, read_text_config
+from sa3_models.config import ModelConfig, TextConfig
+from sa3_models.config_file import read_model_config, read_text_config
 from sa3_models.errors import CheckpointError
 from sa3_models.manifest import (
     IGNORED,

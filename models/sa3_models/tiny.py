@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sa3_models.config import TEXT_SUBFOLDER, read_model_config, read_text_config
+from sa3_models.config import TEXT_SUBFOLDER
+from sa3_models.config_file import read_model_config, read_text_config
 from sa3_models.files import whole_file
 from sa3_models.manifest import Shape, model_tensors, text_tensors
 

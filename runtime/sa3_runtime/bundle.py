@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 from sa3_models import catalogue, paths
 from sa3_models.checkpoint import Checkpoint
-from sa3_models.config import ModelConfig, read_model_config
+from sa3_models.config import ModelConfig
+from sa3_models.config_file import read_model_config
 from sa3_models.errors import ArtefactMissing, BuildFailed
 from sa3_models.inventory import published_graph
 from sa3_models.onnx_file import read_onnx

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from sa3_models.checkpoint import Checkpoint
-from sa3_models.config import read_model_config, read_text_config
+from sa3_models.config_file import read_model_config, read_text_config
 from sa3_models.errors import CheckpointError
 from sa3_models.manifest import IGNORED, model_tensors, text_tensors
 from sa3_models.safetensors_file import read_rows, scan

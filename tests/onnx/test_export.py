@@ -251,7 +251,7 @@ def write_alone(folder: Path, config: dict) -> Path:
     """A random stand-alone autoencoder."""
     from safetensors.numpy import save_file
 
-    from sa3_models.config import read_model_config
+    from sa3_models.config_file import read_model_config
     from sa3_models.tiny import random_tensor
 
     folder.mkdir()

@@ -19,7 +19,7 @@ import onnx
 from onnx import helper
 from sa3_models import catalogue, paths, store
 from sa3_models.checkpoint import Checkpoint
-from sa3_models.config import read_model_config
+from sa3_models.config_file import read_model_config
 from sa3_models.errors import ArtefactMissing, BuildFailed, Sa3Error
 from sa3_models.hub import RemoteFile
 from sa3_models.stages import EXPORTER, Stage

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from sa3_models.catalogue import resolve
-from sa3_models.config import ModelConfig, read_model_config
+from sa3_models.config import ModelConfig
+from sa3_models.config_file import read_model_config
 from sa3_models.stages import Port, Stage, StageIO
 from sa3_runtime.coding import WINDOW
 from sa3_runtime.devices.cuda.device import CudaDevice
