@@ -63,8 +63,8 @@ def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
     """
     from sa3_models.catalogue import resolve_generator
     from sa3_runtime.cli.device import device_name
-    from sa3_runtime.cli.flags import precision_of
     from sa3_runtime.cli.jobs import Job, Manifest, read_jobs, refuse_doubles, shard_of
+    from sa3_runtime.cli.meaning import precision_of
     from sa3_runtime.record import word_of
 
     names = ("model", "device", "precision", "threads", "offline")

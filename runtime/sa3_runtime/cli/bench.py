@@ -43,7 +43,7 @@ def bench(view: View, seconds: str, repeat: int, **given: Any) -> None:
     from sa3_models.catalogue import resolve
     from sa3_models.memory import peak_resident
     from sa3_runtime.cli.device import device_name
-    from sa3_runtime.cli.flags import precision_of
+    from sa3_runtime.cli.meaning import precision_of
     from sa3_runtime.record import word_of
     from sa3_runtime.request import Request
     from sa3_runtime.session import load

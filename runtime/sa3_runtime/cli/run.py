@@ -85,7 +85,7 @@ class Run:
 
     def _requests(self, model: Model, record: Record | None) -> list[Request]:
         """The resolved requests: nothing is left open, everything is checked."""
-        from sa3_runtime.cli.flags import requests_of, translate_dialect
+        from sa3_runtime.cli.meaning import requests_of, translate_dialect
         from sa3_runtime.record import source_digest
         from sa3_runtime.request import Limits
 
@@ -266,7 +266,7 @@ class Run:
         return device_name(self.setting("device"))
 
     def _precision(self, device: str) -> str | None:
-        from sa3_runtime.cli.flags import precision_of
+        from sa3_runtime.cli.meaning import precision_of
 
         wanted = self.setting("precision") or ("fp32" if self.given["no_half"] else None)
         return precision_of(wanted, device, self.setting("device"), self.view)

@@ -11,7 +11,7 @@ import pytest
 from sa3_models.catalogue import catalogue
 from sa3_runtime import audio
 from sa3_runtime.audio.wav import wav_bytes
-from sa3_runtime.cli.flags import seeds_of
+from sa3_runtime.cli.meaning import seeds_of
 
 RATE = 44_100
 MUSIC = [m.name for m in catalogue().models.values() if m.kind == "generator"]
