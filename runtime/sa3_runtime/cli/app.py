@@ -1,16 +1,13 @@
-"""The command `sa3`: its verbs by name, each imported when it is used, and how a run ends.
+"""The command `sa3`: its verbs by name, each imported when it is used.
 
-Knows: which module holds which verb, exit codes. Doesn't know: what a verb does. Imports click
-and nothing heavy: `sa3 --help` must be instant.
+Knows: which module holds which verb. Doesn't know: what a verb does, how its errors are told
+(sa3_runtime.cli.ending). Imports click and nothing heavy: `sa3 --help` must be instant.
 """
 
 from __future__ import annotations
 
 import difflib
-import errno
 import sys
-import tempfile
-import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
@@ -19,13 +16,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from sa3_models import __version__
-from sa3_models.errors import RunFailed, Sa3Error, UsageError
+from sa3_models.errors import RunFailed, UsageError
+from sa3_runtime.cli.ending import ended
 from sa3_runtime.settings import apply_environment
-from sa3_runtime.view import View, prepare_streams, silence
+from sa3_runtime.view import View, prepare_streams
 
 __all__ = ["main", "sa3"]
-
-INTERRUPTED = 130
 
 
 class Verb(NamedTuple):
@@ -222,30 +218,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = sa3.main(args=args, prog_name="sa3", standalone_mode=False)
         sys.stdout.flush()
-    except Sa3Error as error:
-        return _ended(view, error)
-    except click.Abort:
-        return _interrupted(view)
-    except KeyboardInterrupt:
-        return _interrupted(view)
-    except click.exceptions.Exit as error:
-        return error.exit_code
-    except click.ClickException as error:
-        return _ended(view, _usage(error))
-    except BrokenPipeError:
-        return _broken_pipe()
-    except OSError as error:
-        if error.errno == errno.EPIPE:
-            return _broken_pipe()
-        return _ended(view, _refused(error))
-    except MemoryError as error:
-        return _ended(view, _out_of_memory(error))
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("sa3_"):
-            return _unforeseen(view, error)
-        return _ended(view, _not_installed(error))
-    except Exception as error:
-        return _unforeseen(view, error)
+    except (Exception, KeyboardInterrupt) as error:
+        return ended(view, error)
     return result if isinstance(result, int) else 0
 
 
@@ -258,100 +232,3 @@ def _view_of(args: Sequence[str]) -> View:
         verbose="--verbose" in words or "-v" in short,
         colour="--no-color" not in words,
     )
-
-
-def _usage(error: click.ClickException) -> UsageError:
-    """A click error as one sentence: no usage block, the nearest flag as a hint."""
-    context = getattr(error, "ctx", None)
-    path = (context.command_path if context else "sa3").replace("sa3 generate", "sa3")
-    hint = f"{path} --help"
-    if isinstance(error, click.NoSuchOption):
-        near = difflib.get_close_matches(error.option_name, _spellings(context), n=1, cutoff=0.7)
-        if near:
-            hint = f"did you mean {near[0]}?"
-        return UsageError(f"there is no option {error.option_name}", hint=hint)
-    message = " ".join(error.format_message().split()).rstrip(".")
-    message = message[:1].lower() + message[1:]
-    return UsageError(message, hint=hint)
-
-
-def _spellings(context: click.Context | None) -> list[str]:
-    if context is None:
-        return []
-    parameters = context.command.get_params(context)
-    return [word for parameter in parameters for word in parameter.opts if word.startswith("--")]
-
-
-def _ended(view: View, error: Sa3Error) -> int:
-    try:
-        if view.verbose and error.__cause__ is not None:
-            traceback.print_exception(error, file=sys.stderr)
-        view.error(error)
-        sys.stdout.flush()
-    except OSError:
-        silence(sys.stdout.fileno())
-    return error.exit_code
-
-
-def _interrupted(view: View) -> int:
-    view.error(_Interrupted("interrupted; half-written files were removed"))
-    return INTERRUPTED
-
-
-class _Interrupted(Sa3Error):
-    exit_code = INTERRUPTED
-
-
-def _broken_pipe() -> int:
-    """The reader is gone: say nothing, and keep the interpreter from saying it at its end."""
-    silence(sys.stdout.fileno())
-    return 1
-
-
-def _out_of_memory(error: MemoryError) -> RunFailed:
-    """An allocation that failed, as a sentence."""
-    return RunFailed(
-        "there is not enough memory",
-        found=str(error) or None,
-        hint="shorter clips, --free-models and --chunking need less",
-    )
-
-
-def _not_installed(error: ModuleNotFoundError) -> RunFailed:
-    """A damaged environment, as a sentence."""
-    missing = RunFailed(
-        "a package is not installed", found=error.name, hint="./install.sh repairs the environment"
-    )
-    missing.__cause__ = error
-    return missing
-
-
-def _refused(error: OSError) -> RunFailed:
-    """What the system refused, as a sentence."""
-    said = error.strerror or str(error)
-    if error.filename is None:  # most often standard output
-        refused = RunFailed("reading or writing failed", found=said, hint="is a disk full?")
-    else:
-        name = str(error.filename)
-        name = name if len(name) <= 200 else f"{name[:100]}…{name[-99:]}"
-        refused = RunFailed("the system refused a file or folder", found=f"{name}: {said}")
-    refused.__cause__ = error
-    return refused
-
-
-def _unforeseen(view: View, error: BaseException) -> int:
-    """A fault of ours: one line, the traceback in a file (or on stderr with --verbose)."""
-    if view.verbose:
-        traceback.print_exception(error, file=sys.stderr)
-        hint = "please report it with the lines above"
-    else:
-        try:
-            with tempfile.NamedTemporaryFile(
-                "w", prefix="sa3-", suffix=".log", delete=False, encoding="utf-8"
-            ) as file:
-                traceback.print_exception(error, file=file)
-            hint = f"please report it with {file.name}"
-        except OSError:
-            hint = "please report it with what --verbose adds"
-    text = " ".join(str(error).split())[:300]
-    return _ended(view, RunFailed("unforeseen", found=f"{type(error).__name__} {text}", hint=hint))

@@ -14,7 +14,7 @@ import pytest
 from sa3_models import __version__
 from sa3_models.catalogue import catalogue
 from sa3_models.errors import ArtefactMissing, BuildFailed, MachineMismatch, RunFailed, UsageError
-from sa3_runtime.cli import app
+from sa3_runtime.cli import app, ending
 from sa3_runtime.cli.app import SECTIONS, VERBS, Verb
 
 HEAVY = ("numpy", "onnx", "onnxruntime", "tensorrt", "cuda", "huggingface_hub", "torch", "PIL")
@@ -172,7 +172,7 @@ def test_a_fault_without_a_place_for_its_log_is_still_one_line(sa3, monkeypatch)
         raise FileNotFoundError("no usable temporary directory")
 
     monkeypatch.setattr(app, "load", lambda name, verb: failing(ZeroDivisionError("by zero")))
-    monkeypatch.setattr(app.tempfile, "NamedTemporaryFile", nowhere)
+    monkeypatch.setattr(ending.tempfile, "NamedTemporaryFile", nowhere)
     ran = sa3("doctor")
     assert ran.err.startswith("sa3: unforeseen: ZeroDivisionError by zero – please report")
     assert len(ran.err.splitlines()) == 1
