@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sa3_runtime.request import Clip, Request
+    from sa3_runtime.clip import Clip
+    from sa3_runtime.request import Request
     from sa3_runtime.session import Session, load
 
 __all__ = ["Clip", "Request", "Session", "load"]
 
-_HOME = {"Clip": "request", "Request": "request", "Session": "session", "load": "session"}
+_HOME = {"Clip": "clip", "Request": "request", "Session": "session", "load": "session"}
 
 
 def __getattr__(name: str) -> Any:

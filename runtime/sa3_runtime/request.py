@@ -1,4 +1,4 @@
-"""What the user asks for and what comes back, as frozen values.
+"""What the user asks for, as a frozen value, and what a model sets.
 
 Knows: which requests make sense, alone and for a model's limits. Doesn't know: stages, devices,
 how anything is computed.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,12 +23,9 @@ from sa3_models.geometry import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from sa3_models.catalogue import Model
 
-__all__ = ["SEED_MAX", "Chunking", "Clip", "Limits", "Request"]
+__all__ = ["SEED_MAX", "Chunking", "Limits", "Request"]
 
 SEED_MAX = 2**64 - 1
 STEPS_MAX = 1000
@@ -244,63 +241,6 @@ class Request:
                 hint=f"known: {', '.join(sorted(known))}",
             )
         return cls(**data)
-
-
-@dataclass(frozen=True, eq=False)
-class Clip:
-    """A finished clip.
-
-    pcm: int16 [n, 2], interleaved stereo, owned by the clip.
-    sample_rate: in Hz.
-    request: complete, with the seed that was used: rendering it again gives this clip.
-    latents: float32 [1, C, L], what the decoder was given.
-    warnings: what a person must know about it: a cut prompt, silence, a constant.
-    notes: what was done on the way: resampling, a source cut to length.
-    timing: seconds of wall time by stage, and "total".
-    model: key of the model; device: what it ran on; directory: of a model that has no name in the
-        catalogue.
-    """
-
-    pcm: NDArray[np.int16] = field(repr=False)
-    sample_rate: int
-    request: Request
-    latents: NDArray[np.float32] = field(repr=False)
-    model: str
-    device: str
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    timing: Mapping[str, float] = field(default_factory=dict)
-    directory: str | None = None
-
-    @property
-    def duration(self) -> float:
-        """Length in seconds."""
-        return len(self.pcm) / self.sample_rate
-
-    def save(
-        self,
-        path: str | Path,
-        *,
-        format: str | None = None,  # noqa: A002 - the word of the command line
-        tags: Mapping[str, str] | None = None,
-    ) -> Path:
-        """Write the clip; the suffix names the format unless `format` does.
-
-        Args:
-            path: the file.
-            format: wav, wav24, wavf, flac, … as `sa3_runtime.audio.formats` names them.
-            tags: title, software and comment; by default the prompt and, as JSON, all that
-                `sa3 generate --from` needs to make the clip again, the SHA-256 of its source (as
-                that is now) included.
-        """
-        from sa3_runtime import audio
-        from sa3_runtime.record import Record, source_digest, tags_of
-
-        if tags is None:
-            digest = source_digest(self.request)
-            made = Record(self.model, self.request, self.directory, digest, self.device)
-            tags = tags_of(made)
-        return audio.write(path, self.pcm, sample_rate=self.sample_rate, format=format, tags=tags)
 
 
 def _within(

@@ -18,10 +18,11 @@ from sa3_models.errors import UsageError
 from sa3_models.geometry import SAMPLE_RATE, SAMPLES_PER_LATENT
 from sa3_models.stages import Stage
 from sa3_runtime.bundle import Bundle, find_bundle
+from sa3_runtime.clip import Clip
 from sa3_runtime.devices import Device, DeviceOptions, OnProgress, open_device
 from sa3_runtime.plan import RunStage
 from sa3_runtime.planner import Planned, Planner
-from sa3_runtime.request import Chunking, Clip, Limits, Request
+from sa3_runtime.request import Chunking, Limits, Request
 from sa3_runtime.result import finite_latents, sound, suspicions
 from sa3_runtime.source import length_notes, source_of
 from sa3_runtime.splice import splice, to_pcm

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sa3_runtime.clip import Clip
 from sa3_runtime.devices.cuda.bindings import CudaDriver
 from sa3_runtime.devices.cuda.driver import Allocation, OutOfDeviceMemory
-from sa3_runtime.request import Clip, Request
+from sa3_runtime.request import Request
 from sa3_runtime.session import Session, load
 
 pytestmark = pytest.mark.gpu

@@ -13,10 +13,11 @@ import pytest
 
 from sa3_models.errors import RunFailed, UsageError
 from sa3_runtime.bundle import find_bundle
+from sa3_runtime.clip import Clip
 from sa3_runtime.devices import Progress
 from sa3_runtime.devices.cuda.driver import OutOfDeviceMemory
 from sa3_runtime.devices.null import HostStage, NullDriver, null_device
-from sa3_runtime.request import Clip, Request
+from sa3_runtime.request import Request
 from sa3_runtime.session import Session, load
 from sa3_runtime.tokenizer import Tokenizer, Tokens
 

@@ -18,7 +18,7 @@ from sa3_runtime.record import record_of, tags_of
 
 if TYPE_CHECKING:
     from sa3_models.catalogue import Model
-    from sa3_runtime.request import Clip
+    from sa3_runtime.clip import Clip
 
 __all__ = ["Delivered", "deliver", "report"]
 

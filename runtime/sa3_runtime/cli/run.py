@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from sa3_models.catalogue import Model
     from sa3_runtime.audio import AudioIn
     from sa3_runtime.cli.targets import Target
+    from sa3_runtime.clip import Clip
     from sa3_runtime.record import Record
-    from sa3_runtime.request import Clip, Limits, Request
+    from sa3_runtime.request import Limits, Request
 
 __all__ = ["Run"]
 
