@@ -33,6 +33,7 @@ class Clip:
     timing: seconds of wall time by stage, and "total".
     model: key of the model; device: what it ran on; directory: of a model that has no name in the
         catalogue.
+    source_sha256: of the file the source was read from, as it was then.
     """
 
     pcm: NDArray[np.int16] = field(repr=False)
@@ -45,6 +46,7 @@ class Clip:
     notes: tuple[str, ...] = ()
     timing: Mapping[str, float] = field(default_factory=dict)
     directory: str | None = None
+    source_sha256: str | None = None
 
     @property
     def duration(self) -> float:
@@ -64,14 +66,13 @@ class Clip:
             path: the file.
             format: wav, wav24, wavf, flac, … as `sa3_runtime.audio.formats` names them.
             tags: title, software and comment; by default the prompt and, as JSON, all that
-                `sa3 generate --from` needs to make the clip again, the SHA-256 of its source (as
-                that is now) included.
+                `sa3 generate --from` needs to make the clip again, the SHA-256 of its source
+                included.
         """
         from sa3_runtime import audio
-        from sa3_runtime.record import Record, source_digest, tags_of
+        from sa3_runtime.record import Record, tags_of
 
         if tags is None:
-            digest = source_digest(self.request)
-            made = Record(self.model, self.request, self.directory, digest, self.device)
+            made = Record(self.model, self.request, self.directory, self.source_sha256, self.device)
             tags = tags_of(made)
         return audio.write(path, self.pcm, sample_rate=self.sample_rate, format=format, tags=tags)

@@ -24,7 +24,7 @@ from sa3_runtime.plan import RunStage
 from sa3_runtime.planner import Planned, Planner
 from sa3_runtime.request import Chunking, Limits, Request
 from sa3_runtime.result import finite_latents, sound, suspicions
-from sa3_runtime.source import length_notes, source_of
+from sa3_runtime.source import Source, length_notes, source_of
 from sa3_runtime.splice import splice, to_pcm
 from sa3_runtime.tokenizer import Tokenizer, Tokens
 from sa3_runtime.turns import Turns
@@ -199,13 +199,13 @@ class Session:
             RunFailed: a stage failed, or the result isn't sound (not finite, beyond full scale).
         """
         with self._turns.place() as place:
-            request, planned, source = self.plan(request, source=source)
+            request, planned, heard = self.plan(request, source=source)
             place.wait()
             run = self.device.run(planned.plan, planned.inputs, progress=self._progress)
         latents = finite_latents(run.outputs)
         pcm = sound(run.outputs, request.limiter_ceiling)
-        if planned.keep is not None and source is not None:
-            pcm = splice(pcm, to_pcm(source), planned.keep)
+        if planned.keep is not None and heard is not None:
+            pcm = splice(pcm, to_pcm(heard.samples), planned.keep)
         return Clip(
             pcm=pcm,
             sample_rate=SAMPLE_RATE,
@@ -217,19 +217,22 @@ class Session:
             notes=planned.notes,
             timing=dict(run.seconds),
             directory=self.bundle.directory,
+            source_sha256=heard.sha256 if heard else None,
         )
 
     def plan(
         self, request: Request, *, source: NDArray[np.float32] | None = None
-    ) -> tuple[Request, Planned, NDArray[np.float32] | None]:
-        """The resolved request, its plan and its source audio."""
+    ) -> tuple[Request, Planned, Source | None]:
+        """The resolved request, its plan and its source."""
         limits = self.limits
         warnings: list[str] = []
-        source, notes = source_of(request, source, limits.max_seconds)
-        length = None if source is None else source.shape[1] / SAMPLE_RATE
+        heard = source_of(request, source, limits.max_seconds)
+        samples = heard.samples if heard else None
+        length = None if samples is None else samples.shape[1] / SAMPLE_RATE
         request = request.resolve(limits, source_seconds=length)
-        if source is not None:
-            notes += length_notes(request, source.shape[1])
+        notes = heard.notes if heard else ()
+        if samples is not None:
+            notes += length_notes(request, samples.shape[1])
         if request.cfg is not None and request.cfg > CFG_TESTED and limits.cfg == 1:
             warnings.append(
                 f"guidance of {request.cfg:g} is more than this model was distilled for: "
@@ -247,14 +250,14 @@ class Session:
             margins=self.bundle.margins,
             windows=self._windows(),
         )
-        planned = planner.plan(tokens, negative, source)
+        planned = planner.plan(tokens, negative, samples)
         self._check_lengths(planned)
         planned = replace(
             planned,
             notes=(*notes, *planned.notes),
             warnings=(*warnings, *planned.warnings),
         )
-        return request, planned, source
+        return request, planned, heard
 
     def _windows(self) -> dict[str, int]:
         """Latents that encoder and decoder code in one piece: what is fine and possible here."""

@@ -6,11 +6,14 @@ formats, what becomes of it in a plan.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sa3_models.errors import UsageError
+from sa3_models.files import sha256_of
 from sa3_models.geometry import SAMPLE_RATE
 
 if TYPE_CHECKING:
@@ -18,14 +21,24 @@ if TYPE_CHECKING:
 
     from sa3_runtime.request import Request
 
-__all__ = ["length_notes", "source_of"]
+__all__ = ["Source", "length_notes", "source_of"]
 
 
-def source_of(
-    request: Request, given: NDArray[np.float32] | None, longest: float
-) -> tuple[NDArray[np.float32] | None, tuple[str, ...]]:
-    """The source of a request, float32 [2, n] at 44.1 kHz, with notes about how it was read;
-    None where the request has none.
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """The sound that a render starts from.
+
+    samples: float32 [2, n] at 44.1 kHz. notes: how it was read.
+    sha256: of the file it was read from, None where that is no regular file.
+    """
+
+    samples: NDArray[np.float32]
+    notes: tuple[str, ...] = ()
+    sha256: str | None = None
+
+
+def source_of(request: Request, given: NDArray[np.float32] | None, longest: float) -> Source | None:
+    """The source of a request; None where it has none.
 
     Args:
         request: what is wanted; names a file unless `given`.
@@ -40,11 +53,14 @@ def source_of(
             raise UsageError(
                 "source audio needs a request that edits", hint='init_audio="<array>" says so'
             )
-        return None, ()
+        return None
     notes: tuple[str, ...] = ()
+    digest = None
     if given is None:
         from sa3_runtime.audio import read
 
+        # before it is read: of a file that changes meanwhile, the digest must not be the new one's
+        digest = _digest(Path(request.init_audio))
         # one second more than can be used, so that it shows whether something is left out
         audio = read(request.init_audio, seconds=(request.seconds or longest) + 1)
         given, notes = audio.samples, tuple(audio.notes)
@@ -53,7 +69,15 @@ def source_of(
             "source audio must be finite float32 [2, n] at 44.1 kHz",
             found=f"shape {given.shape}",
         )
-    return given, notes
+    return Source(given, notes, digest)
+
+
+def _digest(path: Path) -> str | None:
+    """SHA-256 of a regular file, else None; why one can't be read is for the reader to say."""
+    try:
+        return sha256_of(path) if path.is_file() else None
+    except OSError:
+        return None
 
 
 def length_notes(request: Request, samples: int) -> tuple[str, ...]:

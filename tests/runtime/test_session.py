@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from collections.abc import Callable
@@ -253,6 +254,36 @@ def test_a_saved_clip_says_how_to_make_it_again(stub_session: Session, tmp_path:
     assert record.request == clip.request
     with load(record.model_word, threads=1) as session:
         np.testing.assert_array_equal(session.render(record.request).pcm, clip.pcm)
+
+
+@pytest.mark.parametrize("change", ["replaced", "gone"])
+def test_the_record_of_an_edit_is_of_the_source_that_was_heard(
+    stub_session: Session, tmp_path: Path, change: str
+) -> None:
+    """Whatever has become of the file when the clip is saved."""
+    from sa3_runtime.record import check_source, read_record
+
+    source = stub_session.generate("x", seconds=0.5, seed=1).save(tmp_path / "source.wav")
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    clip = stub_session.generate("y", init_audio=source, seed=2)
+    source.unlink()
+    if change == "replaced":
+        stub_session.generate("x", seconds=0.5, seed=3).save(source)
+    record = read_record(clip.save(tmp_path / "clip.wav"))
+    assert record.source_sha256 == digest
+    with pytest.raises(UsageError, match="changed since|is gone"):
+        check_source(record)
+
+
+def test_a_source_that_was_given_has_no_digest_of_a_file(
+    stub_session: Session, tmp_path: Path
+) -> None:
+    """The request may name a file that is there, but it isn't what was heard."""
+    path = stub_session.generate("x", seconds=0.5, seed=1).save(tmp_path / "source.wav")
+    request = Request("y", init_audio=str(path))
+    assert stub_session.render(request).source_sha256 is not None
+    silence = np.zeros((2, 22_050), np.float32)
+    assert stub_session.render(request, source=silence).source_sha256 is None
 
 
 def test_threads_change_sound_by_rounding_alone(tiny: Path, session: Session) -> None:
