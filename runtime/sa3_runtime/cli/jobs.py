@@ -55,8 +55,8 @@ def read_jobs(
 ) -> Iterator[Job | tuple[int, Sa3Error]]:
     """Every row as a job, or as its line number and what is wrong with it.
 
-    A row that says the same as one before it is a job of its own: without a seed another variation,
-    with one the same clip once more, under another name.
+    A row that says the same as one before it, but for its "out", is a job of its own: without a
+    seed another variation, with one the same clip once more, under another name.
     """
     from sa3_runtime.audio.formats import encoding_for
 
@@ -125,7 +125,8 @@ def _job(
     again = {"repeat": before[content]} if before[content] else {}
     before[content] += 1
     if request.seed is None:
-        request = replace(request, seed=int(_hash(asdict(request) | again)[:8], 16))
+        own = again if out is None else {"out": out}  # rows of one content are variations
+        request = replace(request, seed=int(_hash(asdict(request) | own)[:8], 16))
     source = Path(request.init_audio) if request.init_audio else None
     digest = sha256_of(source) if source and source.is_file() else None
     key = _hash([model, asdict(request) | again, out or suffix, digest])

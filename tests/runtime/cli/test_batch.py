@@ -232,6 +232,14 @@ def test_equal_rows_are_clips_of_their_own(batch, jobs, own_place):
     assert manifest(own_place)[-1]["pcm_sha256"] == entries[3]["pcm_sha256"]
 
 
+def test_rows_that_differ_in_their_name_are_variations_wherever_they_stand(batch, jobs, own_place):
+    rows = [{"prompt": "a", "seconds": 0.3, "out": out} for out in ("x.wav", "y.wav")]
+    rows.append({"prompt": "a", "seconds": 0.3})
+    assert batch(jobs(*rows)).code == 0
+    assert len({entry["pcm_sha256"] for entry in manifest(own_place)}) == 3
+    assert "3 skipped" in batch(jobs(*reversed(rows))).err
+
+
 def test_jobs_that_cannot_be_read_are_refused(batch, own_place):
     assert "the jobs cannot be read: nothing.jsonl: No such file" in batch("nothing.jsonl").err
     (own_place / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}')

@@ -311,6 +311,20 @@ def test_hidden_gpus_are_not_chosen(monkeypatch, visible):
     assert device_name(None) == "cpu"
 
 
+def test_an_old_driver_falls_to_the_cpu_and_says_so(monkeypatch, capsys):
+    """CASES 17: what nobody asked for must not fail; what was asked for does (exit code 4)."""
+    from sa3_runtime.cli import device
+
+    monkeypatch.setattr(device, "installed", lambda _: "12.9.10")
+    monkeypatch.setattr(device, "local_architectures", lambda: ("sm_86",))
+    for too_old, name in ((True, "cpu"), (False, "cuda")):
+        monkeypatch.setattr(device, "driver_too_old", lambda too_old=too_old: too_old)
+        assert device.device_name(None) == name
+        assert ("580 or newer" in capsys.readouterr().err) == too_old
+    monkeypatch.setattr(device, "driver_too_old", lambda: True)
+    assert device.device_name("cuda") == "cuda"
+
+
 def test_bench_times_every_length(sa3, stub):
     (found,) = sa3("bench", "-m", stub, "--seconds", "0.5,1", "--repeat", 1, "--json").objects
     assert [row["seconds"] for row in found["rows"]] == [0.5, 1.0]
