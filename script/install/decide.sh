@@ -2,9 +2,10 @@
 # From what look.sh saw to what install.sh will do, with the reasons. Changes nothing.
 # Part of install.sh, which sources it.
 
-# Which sets of packages: CUDA (none, cu12, cu13), FLAVOUR (none, tensorrt, tensorrt-rtx), and why.
+# Which sets of packages: CUDA (none, cu12, cu13), FLAVOUR (none, tensorrt, tensorrt-rtx), and why;
+# RENDERS: whether the driver is new enough to render on the card.
 decide_gpu() {
-    CUDA=none FLAVOUR=none WHY=''
+    CUDA=none FLAVOUR=none WHY='' RENDERS=yes
     local cc=${ARCH:-$GPU_CC}
     if [[ $cpu == yes ]]; then
         WHY='--cpu'
@@ -50,7 +51,7 @@ decide_gpu() {
     if ((driver < 525)); then
         local side=''
         [[ $WSL == no ]] || side=' (on the Windows side)'
-        WHY="driver $DRIVER is too old: 525 or newer is needed, 580 or newer is best: update it$side from $DRIVERS"
+        WHY="driver $DRIVER is too old for the GPU, clips are rendered on the CPU; 580 or newer brings it: update it$side from $DRIVERS"
         return
     fi
     if [[ -z $cc ]]; then
@@ -63,6 +64,12 @@ decide_gpu() {
         return
     fi
     if ((driver >= 580 && rank >= 75)); then CUDA=cu13; else CUDA=cu12; fi
+    if ((driver < 580)); then
+        RENDERS=no
+        ((rank < 75)) || FLAVOUR=tensorrt
+        WHY="driver $DRIVER allows CUDA 12, clips are rendered on the CPU with it; 580 or newer (CUDA 13) brings the GPU: update it from $DRIVERS; --cpu leaves all of this out"
+        return
+    fi
     local published
     published=" $(published_architectures) "
     if [[ $published == *" sm_$rank "* ]]; then
@@ -70,7 +77,7 @@ decide_gpu() {
         WHY="driver $DRIVER; engines for sm_$rank are published, for TensorRT 10.15"
     elif ((rank < 75)); then
         WHY="compute capability $cc: TensorRT does not support it any more, ONNX Runtime does"
-    elif [[ $CUDA == cu13 ]]; then
+    else
         case $cc in
             7.5 | 8.0 | 8.6 | 8.9 | 12.0 | 12.1)
                 FLAVOUR=tensorrt-rtx
@@ -81,9 +88,6 @@ decide_gpu() {
                 WHY="driver $DRIVER; no engines are published for sm_$rank: TensorRT builds them here"
                 ;;
         esac
-    else
-        FLAVOUR=tensorrt
-        WHY="driver $DRIVER allows CUDA 12 (580 or newer: CUDA 13); TensorRT builds engines for sm_$rank here"
     fi
 }
 
@@ -217,7 +221,7 @@ decide_all() {
 
     TARGET=${ARCH:-$GPU_CC}
     TARGET=${TARGET:+sm_${TARGET/./}}
-    [[ $CUDA$FLAVOUR != nonenone || -n $ARCH ]] || TARGET=
+    [[ $CUDA$FLAVOUR != nonenone && $RENDERS == yes || -n $ARCH ]] || TARGET= # rendered on the CPU
     if [[ -z $engines ]]; then
         if [[ $interactive == yes ]]; then
             decide engines 'asked for below'

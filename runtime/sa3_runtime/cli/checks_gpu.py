@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sa3_models import catalogue, inventory
 from sa3_models.errors import Sa3Error
+from sa3_models.gpus import DRIVER_LEAST
 from sa3_models.packages import installed
 from sa3_models.paths import sa3_home
 from sa3_models.sidecar import Machine, check_engine
@@ -23,7 +24,6 @@ from sa3_runtime.view import size
 
 __all__ = ["cuda", "driver", "models", "onnxruntime", "tensorrt"]
 
-_DRIVER_OLDEST, _DRIVER_BEST = 525, 580
 _CUDA = (
     "cuda-bindings",
     "cuda-core",
@@ -46,14 +46,11 @@ def driver(gpus: Gpus) -> Iterator[Check]:
     if not gpus.cards:
         yield Check("gpu", "OK", f"none: everything runs on the CPU ({gpus.trouble})")
         return
-    major = int(gpus.driver.split(".")[0]) if gpus.driver[:1].isdigit() else 0
-    side = " on the Windows side" if "microsoft" in platform.release().lower() else ""
-    update = f"update the driver{side}: https://www.nvidia.com/drivers"
-    if major < _DRIVER_OLDEST:
-        said = f"{gpus.driver} is too old, {_DRIVER_OLDEST} is needed"
-        yield Check("driver", "FAIL", said, update)
-    elif major < _DRIVER_BEST:
-        yield Check("driver", "WARN", f"{gpus.driver}: CUDA 12 only", f"for CUDA 13, {update}")
+    if gpus.too_old:
+        side = " on the Windows side" if "microsoft" in platform.release().lower() else ""
+        said = f"{gpus.driver} is too old for the GPU, {DRIVER_LEAST} is needed: "
+        update = f"update the driver{side}: https://www.nvidia.com/drivers"
+        yield Check("driver", "WARN", f"{said}everything runs on the CPU", update)
     else:
         yield Check("driver", "OK", gpus.driver)
     for index, card in enumerate(gpus.cards):
@@ -79,6 +76,11 @@ def cuda(gpus: Gpus) -> Iterator[Check]:
     except OSError:
         said = "the driver's libcuda.so.1 is not found"
         yield Check("cuda", "FAIL", said, "in a container, start it with --gpus all")
+        return
+    if not gpus.usable:
+        if here:
+            yield Check("cuda", "OK", f"{', '.join(here)}; no GPU that may be used")
+        return
     needed = ("cuda-bindings", "cuda-core")
     if all(installed(name) for name in needed) and any("nvrtc" in entry for entry in here):
         yield Check("cuda", "OK", ", ".join(here))
@@ -96,7 +98,7 @@ def tensorrt(gpus: Gpus) -> Iterator[Check]:
         if flavour == "tensorrt" and _minor(version) != _minor(built_for):
             said += f"; published engines are for {built_for} and do not load in it"
         yield Check("tensorrt", "OK", said)
-    if not found and gpus.cards:
+    if not found and gpus.usable:
         yield Check(
             "tensorrt", "WARN", "none: models run through ONNX Runtime, more slowly", "./install.sh"
         )
@@ -128,7 +130,7 @@ def onnxruntime(gpus: Gpus) -> Iterator[Check]:
 
     providers = [name.removesuffix("ExecutionProvider") for name in _providers(runtime)]
     said = f"{runtime.__version__}: {', '.join(providers)}"
-    if gpus.cards and "CUDA" not in providers:
+    if gpus.usable and "CUDA" not in providers:
         yield Check(
             "onnxruntime", "WARN", f"{said}; no CUDA, though there is a GPU", "./install.sh"
         )
@@ -163,7 +165,7 @@ def models(gpus: Gpus) -> Iterator[Check]:
             f"sa3 pull {model.name}" if partial else "",
         )
         for arch in gpus.visible:
-            if machines and arch not in holding.engines:
+            if machines and gpus.usable and arch not in holding.engines:
                 said = f"no engines for {arch}: it runs through ONNX Runtime"
                 yield Check(model.name, "WARN", said, f"sa3 build {model.name}")
             for engine in holding.engines.get(arch, ()):

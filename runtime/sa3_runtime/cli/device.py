@@ -1,13 +1,14 @@
 """Which device a run takes when nobody says so, and how people spell the ones they name.
 
-Knows: names, what a GPU needs beside a driver. Doesn't know: what runs there.
+Knows: names, what a GPU needs to render. Doesn't know: what runs there.
 """
 
 from __future__ import annotations
 
-from sa3_models.gpus import local_architectures
+from sa3_models.gpus import DRIVER_LEAST, driver_too_old, local_architectures
 from sa3_models.packages import installed
 from sa3_runtime.devices import parse_device
+from sa3_runtime.view import View
 
 __all__ = ["device_name"]
 
@@ -17,13 +18,22 @@ def device_name(wanted: str | None) -> str:
 
     Args:
         wanted: "cpu", "cuda", "cuda:N", "N", "gpu", or None for CUDA if the driver shows
-            a GPU (`CUDA_VISIBLE_DEVICES` is its business) and the bindings are installed.
+            a GPU (`CUDA_VISIBLE_DEVICES` is its business) and the bindings are installed. A driver
+            that is too old for it is told, and the CPU taken.
 
     Raises:
         UsageError: none of these.
     """
     if wanted is None:
-        return "cuda" if installed("cuda-bindings") and local_architectures() else "cpu"
+        if not (installed("cuda-bindings") and local_architectures()):
+            return "cpu"
+        if driver_too_old():
+            View(colour=False).remark(
+                f"the NVIDIA driver is too old for the GPU, {DRIVER_LEAST} or newer is needed: "
+                "rendering on the CPU"
+            )
+            return "cpu"
+        return "cuda"
     word = wanted.lower()
     if word.isdecimal():
         return f"cuda:{word}"

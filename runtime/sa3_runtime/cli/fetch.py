@@ -12,7 +12,7 @@ import click
 
 from sa3_models.catalogue import Model, catalogue, resolve
 from sa3_models.errors import UsageError
-from sa3_models.gpus import local_architectures
+from sa3_models.gpus import driver_too_old, local_architectures
 from sa3_models.hub import Hub
 from sa3_models.paths import architecture_name
 from sa3_models.store import Fetch, Reporter, complete, plan
@@ -99,7 +99,8 @@ def _what(
             hint=f"--arch {' or --arch '.join(catalogue().architectures)}",
         )
     if not said:
-        engines = arch is not None and architecture_name(arch) in catalogue().architectures
+        published = arch is not None and architecture_name(arch) in catalogue().architectures
+        engines = published and not driver_too_old()  # which renders on the CPU
         checkpoint = not engines
     return arch, engines, checkpoint
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass, replace
 
-from sa3_models.gpus import local_architectures
+from sa3_models.gpus import DRIVER_LEAST, local_architectures
 from sa3_models.packages import installed
 
 __all__ = ["Gpu", "Gpus", "find_gpus"]
@@ -40,6 +40,17 @@ class Gpus:
     driver: str = ""
     trouble: str = ""
     visible: tuple[str, ...] = ()
+
+    @property
+    def too_old(self) -> bool:
+        """Whether the driver is too old to render on a card; one that isn't told is, too."""
+        major = self.driver.partition(".")[0]
+        return not major.isdecimal() or int(major) < DRIVER_LEAST
+
+    @property
+    def usable(self) -> bool:
+        """Whether clips can be rendered on one of the cards."""
+        return bool(self.visible) and not self.too_old
 
 
 def find_gpus() -> Gpus:

@@ -15,13 +15,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from sa3_models.errors import MachineMismatch, RunFailed
+from sa3_models.gpus import CUDA_LEAST, DRIVER_LEAST
 from sa3_models.packages import installed
 from sa3_runtime.devices.cuda.driver import MEGABYTE, Launch, OutOfDeviceMemory
 
 __all__ = ["CudaDriver", "CudaGraph", "Event", "check"]
 
 _ALONE: defaultdict[int, AbstractContextManager[Any]] = defaultdict(threading.RLock)  # by GPU
-DRIVER_LEAST = 13000  # cuDriverGetVersion: CUDA 13.0, that is driver 580
 _TYPES = {"p": ctypes.c_void_p, "I": ctypes.c_uint32, "Q": ctypes.c_uint64}
 
 
@@ -275,14 +275,14 @@ def _bindings() -> Any:
     if status == cu.CUresult.CUDA_ERROR_NO_DEVICE:
         raise _no_device(0, 0)
     found = cu.cuDriverGetVersion()
-    if int(status) or int(found[0]) or found[1] < DRIVER_LEAST:
+    if int(status) or int(found[0]) or found[1] < CUDA_LEAST:
         name = getattr(status, "name", str(status)).removeprefix("CUDA_ERROR_").lower()
         supports = f"it supports CUDA {found[1] // 1000}.{found[1] % 1000 // 10}"
         raise MachineMismatch(
             "the NVIDIA driver is too old or does not start",
             found=supports if not int(status) else f"{name.replace('_', ' ')}; {supports}",
-            hint=f"CUDA {DRIVER_LEAST // 1000}.{DRIVER_LEAST % 1000 // 10} (driver 580 or newer) "
-            "is needed; --device cpu needs none",
+            hint=f"CUDA {CUDA_LEAST // 1000}.{CUDA_LEAST % 1000 // 10} (driver {DRIVER_LEAST} or "
+            "newer) is needed; --device cpu needs none",
         )
     return cu
 
