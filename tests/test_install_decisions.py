@@ -175,6 +175,12 @@ MACHINES = {
     "hidden cards": (visible(""), "core", "hides every GPU"),
     "hidden by -1": (visible("-1"), "core", "hides every GPU"),
     "hidden by a slip": (visible("7"), "core", "CUDA_VISIBLE_DEVICES='7' hides every GPU"),
+    "hidden by a repetition": (visible("0,0"), "core", "'0,0' hides every GPU"),
+    "two slices of one card": (
+        Box((H200.replace("Disabled", "Enabled"),), env={"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}),
+        TRT13,
+        "MIG is on",
+    ),
     "the second is visible": (visible("1"), RTX, "2080, compute capability 7.5"),
     "both, turned": (visible("1,0"), RTX, "2 cards of sm_75 sm_120"),
     "by slot": (visible("1", CUDA_DEVICE_ORDER="PCI_BUS_ID"), TRT13, "5090"),

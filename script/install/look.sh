@@ -57,9 +57,10 @@ look_gpu() {
     fi
 }
 
-# The cards that CUDA_VISIBLE_DEVICES names, by index or UUID, up to the first that is not there.
+# The cards that CUDA_VISIBLE_DEVICES names, by index or UUID, up to the first that is not there. CUDA
+# shows none at all where one is named twice (a GPU that is partitioned may be, for its slices).
 visible_gpus() {
-    local word line found index words
+    local word line found index words seen=''
     IFS=, read -r -a words <<<"$CUDA_VISIBLE_DEVICES"
     for word in ${words[@]+"${words[@]}"}; do
         found='' index=0
@@ -72,8 +73,10 @@ visible_gpus() {
             index=$((index + 1))
         done <<<"$GPUS"
         [[ -n $found ]] || break
-        printf '%s\n' "$found"
+        [[ $seen != *"$found"$'\n'* || $(trim "$word") == MIG-* ]] || return 0
+        seen+=$found$'\n'
     done
+    printf '%s' "$seen"
 }
 
 # The first of CUDA's cards: that of the highest capability, unless CUDA_DEVICE_ORDER or
