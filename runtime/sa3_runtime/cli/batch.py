@@ -98,7 +98,7 @@ def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
     done = set() if given["force"] else manifest.done()
     todo = [job for job in good if job.key not in done]
     todo.sort(key=lambda job: (latent_len_for(job.request.seconds or model.seconds), job.line))
-    work = _Work(view, model, manifest, settings["format"].value, force=given["force"])
+    work = _Work(view, model, manifest, force=given["force"])
     for line, error in broken:
         work.failed(line, None, None, error)
     if len(good) > len(todo):
@@ -139,31 +139,26 @@ def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
 class _Work:
     """Rows one after the other; a failure is written down and the next row goes on."""
 
-    def __init__(
-        self, view: View, model: Model, manifest: Manifest, form: str | None, *, force: bool
-    ) -> None:
-        self.view, self.model, self.manifest = view, model, manifest
-        self.form, self.force = form, force
+    def __init__(self, view: View, model: Model, manifest: Manifest, *, force: bool) -> None:
+        self.view, self.model, self.manifest, self.force = view, model, manifest, force
         self.succeeded = self.failures = 0
 
     def render(self, session: Session, job: Job, progress: Any) -> None:
         """Make one row's clip."""
-        from sa3_runtime.audio.formats import encoding_for
         from sa3_runtime.cli.deliver import deliver, report
         from sa3_runtime.cli.targets import Target, check
         from sa3_runtime.record import source_digest
 
         began = time.monotonic()
         try:
-            encoding = encoding_for(job.name, _form_for(job.name, self.form))
             path = self.manifest.folder / job.name
             if path.exists() and not self.force and not _made_before(path, job.request):
                 raise UsageError("another file is there already", found=job.name, hint="--force")
             seconds = min(job.request.seconds or 0.0, session.limits.max_seconds)
-            check(path, 2 * samples_for(seconds) * encoding.bytes_per_sample)
+            check(path, 2 * samples_for(seconds) * job.encoding.bytes_per_sample)
             clip = session.render(job.request)
             digest = source_digest(job.request)
-            done = deliver(self.model, clip, Target(path, encoding), digest)
+            done = deliver(self.model, clip, Target(path, job.encoding), digest)
         except Exception as error:  # whatever it is, the other rows are not to blame
             progress.clear()
             known = error if isinstance(error, Sa3Error) else _unforeseen(error)
@@ -213,12 +208,3 @@ def _made_before(path: Path, request: Request) -> bool:
     except Sa3Error:
         return False
     return (made.prompt, made.seed, made.clip) == (request.prompt, request.seed, request.clip)
-
-
-def _form_for(name: str, form: str | None) -> str | None:
-    """`--format`, unless the row's own name says another."""
-    from sa3_runtime.audio.formats import encoding_for
-
-    if form is not None and encoding_for(None, form).suffix != encoding_for(name).suffix:
-        return None
-    return form

@@ -14,11 +14,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sa3_models.errors import Sa3Error, UsageError
 from sa3_models.files import sha256_of
 from sa3_runtime.request import Request
+
+if TYPE_CHECKING:
+    from sa3_runtime.audio.formats import Encoding
 
 __all__ = ["Job", "Manifest", "read_jobs", "refuse_doubles", "shard_of"]
 
@@ -29,14 +32,15 @@ MANIFEST = "manifest.jsonl"
 class Job:
     """One row, checked as far as it can be without its source audio.
 
-    line: in the jobs file, from 1. key: hash of model, request and file. name: of the file to
-    write. label: its "id", whatever that is.
+    line: in the jobs file, from 1. key: hash of all that makes the file: model, request, name,
+    encoding, content of the source. name: of the file to write. label: its "id", whatever that is.
     """
 
     line: int
     request: Request
     key: str
     name: str
+    encoding: Encoding
     label: Any
 
 
@@ -60,7 +64,7 @@ def read_jobs(
     """
     from sa3_runtime.audio.formats import encoding_for
 
-    suffix = encoding_for(None, form).suffix
+    encoding = encoding_for(None, form)
     if jobs == "-":
         text = sys.stdin.buffer.read().decode("utf-8-sig", "replace")
     else:
@@ -76,7 +80,7 @@ def read_jobs(
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.lstrip().startswith("//"):
             try:
-                yield _job(number, line, model, suffix, defaults, before)
+                yield _job(number, line, model, encoding, defaults, before)
             except Sa3Error as error:
                 yield number, error
 
@@ -85,12 +89,13 @@ def _job(
     number: int,
     line: str,
     model: str,
-    suffix: str,
+    encoding: Encoding,
     defaults: Mapping[str, Any],
     before: Counter[str],
 ) -> Job:
     """One row, with the settings' values where it has none of its own.
 
+    encoding: of a row whose name asks for no other.
     before: how often each content came in the rows before; this one is added.
 
     Raises:
@@ -129,16 +134,18 @@ def _job(
         request = replace(request, seed=int(_hash(asdict(request) | own)[:8], 16))
     source = Path(request.init_audio) if request.init_audio else None
     digest = sha256_of(source) if source and source.is_file() else None
-    key = _hash([model, asdict(request) | again, out or suffix, digest])
+    if out is not None:
+        if not isinstance(out, str) or not out or os.sep in out or out in (".", ".."):
+            raise UsageError('"out" is the name of a file in --out-dir', found=repr(out))
+        name = out if Path(out).suffix else out + encoding.suffix
+        named = encoding_for(name)
+        if named.suffix != encoding.suffix:  # the row's own name beats --format
+            encoding = named
+    key = _hash([model, asdict(request) | again, out, encoding.name, digest])
     if out is None:
-        end = f"-{key[:6]}{suffix}"
+        end = f"-{key[:6]}{encoding.suffix}"
         name = default_name(model, request.seed or 0, request.prompt, end)
-        return Job(number, request, key, name, label)
-    if not isinstance(out, str) or not out or os.sep in out or out in (".", ".."):
-        raise UsageError('"out" is the name of a file in --out-dir', found=repr(out))
-    name = out if Path(out).suffix else out + suffix
-    encoding_for(name)
-    return Job(number, request, key, name, label)
+    return Job(number, request, key, name, encoding, label)
 
 
 def _hash(content: Any) -> str:

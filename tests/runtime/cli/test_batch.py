@@ -100,6 +100,25 @@ def test_a_missing_truncated_or_changed_row_is_made_again(batch, jobs, own_place
     assert "1 made, 2 skipped" in ran.err
 
 
+def test_another_format_is_another_clip(batch, jobs, own_place):
+    path = jobs({"prompt": "x", "seconds": 0.2, "seed": 1})
+    batch(path)
+    assert "1 made, 0 skipped" in batch(path, "--format", "wav24").err
+    entries = manifest(own_place)
+    assert [entry["format"] for entry in entries] == ["wav", "wav24"]
+    assert entries[0]["file"] != entries[1]["file"]
+    assert "0 made, 1 skipped" in batch(path).err
+
+
+def test_a_name_beats_the_format_unless_both_mean_one_suffix(batch, jobs, own_place):
+    rows = [
+        {"prompt": "x", "seconds": 0.2, "seed": 1, "out": out} for out in ("a.wav", "b.flac", "c")
+    ]
+    assert batch(jobs(*rows), "--format", "wav24").code == 0
+    formats = {entry["file"]: entry["format"] for entry in manifest(own_place)}
+    assert formats == {"a.wav": "wav24", "b.flac": "flac", "c.wav": "wav24"}
+
+
 def test_a_half_written_line_of_the_manifest_costs_nothing_else(batch, jobs, own_place):
     batch(jobs(ROWS[1]))
     path = own_place / "clips" / "manifest.jsonl"
