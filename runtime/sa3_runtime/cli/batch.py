@@ -1,8 +1,8 @@
 """`sa3 batch`: a file of requests to a folder of clips, resumable.
 
-A row whose hash is in the manifest as done, with its file, is skipped; the others are rendered by
-length, so that a device that prepares per length does so once. A row that fails is written down
-and the rest goes on. Doesn't know: how rows are read, how sound is made.
+A row whose file is there as the manifest says is skipped; the others are rendered by length, so
+that a device that prepares per length does so once. A row that fails is written down and the rest
+goes on. Doesn't know: how rows are read, how sound is made.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sa3_models.errors import BatchIncomplete, RunFailed, Sa3Error, UsageError
+from sa3_models.files import sha256_of
 from sa3_models.geometry import latent_len_for, samples_for
 from sa3_runtime.cli.common import Command, option, talkative
 from sa3_runtime.cli.flags import RUN, run_flags
@@ -24,7 +25,6 @@ from sa3_runtime.view import View, duration
 if TYPE_CHECKING:
     from sa3_models.catalogue import Model
     from sa3_runtime.cli.jobs import Job, Manifest
-    from sa3_runtime.request import Request
     from sa3_runtime.session import Session
 
 __all__ = ["batch"]
@@ -95,8 +95,8 @@ def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
             view.out(f"{len(good)} rows to render, {len(broken)} broken")
         return BatchIncomplete.exit_code if broken else 0
     manifest = Manifest(folder, shard, shards)
-    done = set() if given["force"] else manifest.done()
-    todo = [job for job in good if job.key not in done]
+    manifest.begin()
+    todo = [job for job in good if given["force"] or not manifest.holds(job)]
     todo.sort(key=lambda job: (latent_len_for(job.request.seconds or model.seconds), job.line))
     work = _Work(view, model, manifest, force=given["force"])
     for line, error in broken:
@@ -152,13 +152,14 @@ class _Work:
         began = time.monotonic()
         try:
             path = self.manifest.folder / job.name
-            if path.exists() and not self.force and not _made_before(path, job.request):
-                raise UsageError("another file is there already", found=job.name, hint="--force")
+            if not self.force:
+                _refuse_another(self.manifest, self.model, job)
             seconds = min(job.request.seconds or 0.0, session.limits.max_seconds)
             check(path, 2 * samples_for(seconds) * job.encoding.bytes_per_sample)
             clip = session.render(job.request)
             digest = source_digest(job.request)
             done = deliver(self.model, clip, Target(path, job.encoding), digest)
+            written = sha256_of(path)
         except Exception as error:  # whatever it is, the other rows are not to blame
             progress.clear()
             known = error if isinstance(error, Sa3Error) else _unforeseen(error)
@@ -168,7 +169,7 @@ class _Work:
         self.succeeded += 1
         entry = {
             "status": "done", "line": job.line, "key": job.key, "id": job.label, "file": job.name,
-            **report(clip, done),
+            "sha256": written, **report(clip, done),
         }  # fmt: skip
         self.manifest.add(entry)
         for line in clip.notes:
@@ -199,12 +200,32 @@ def _unforeseen(error: Exception) -> RunFailed:
     return RunFailed("unforeseen", found=f"{type(error).__name__} {text}")
 
 
-def _made_before(path: Path, request: Request) -> bool:
+def _refuse_another(manifest: Manifest, model: Model, job: Job) -> None:
+    """Only what this very row made may be replaced.
+
+    Raises:
+        UsageError: another file has its name.
+    """
+    path = manifest.folder / job.name
+    if not path.exists():
+        return
+    owned = manifest.owns(job)
+    if not (_tells_of(path, model, job) if owned is None else owned):
+        raise UsageError(
+            "another file is there already",
+            found=job.name,
+            hint='give the row another "out", or --force',
+        )
+
+
+def _tells_of(path: Path, model: Model, job: Job) -> bool:
     """Whether a file is what an earlier run made of this row before it could note it down."""
-    from sa3_runtime.record import read_record
+    from sa3_runtime.record import read_record, record_of, source_digest
+    from sa3_runtime.request import Limits
 
     try:
-        made = read_record(path).request
+        found = read_record(path)
+        request = job.request.resolve(Limits.of(model), source_seconds=found.request.seconds)
     except Sa3Error:
         return False
-    return (made.prompt, made.seed, made.clip) == (request.prompt, request.seed, request.clip)
+    return found == record_of(model, request, found.device, source_digest(request))

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -170,35 +170,47 @@ def refuse_doubles(jobs: list[Job]) -> None:
 
 
 class Manifest:
-    """`manifest.jsonl`: one line per finished or failed row, appended and flushed at once."""
+    """`manifest.jsonl`: one line per finished or failed row, appended and flushed at once.
+
+    What is written under a shard is read by all: a file belongs to the row that every manifest of
+    the folder names last for it.
+    """
 
     def __init__(self, folder: Path, shard: int, shards: int) -> None:
-        from sa3_runtime.cli.targets import check
-
+        """Read what the manifests say; nothing is written before `begin`."""
         name = MANIFEST if shards == 1 else f"manifest-{shard}-of-{shards}.jsonl"
         self.folder, self.path = folder, folder / name
+        self._last: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+        for path in folder.glob("manifest*.jsonl"):
+            for file, entry in {str(entry.get("file")): entry for entry in _done(path)}.items():
+                self._last[file].append(entry)
+
+    def holds(self, job: Job) -> bool:
+        """Whether the file is there, byte for byte as this row made it."""
+        path = self.folder / job.name
+        mine = [entry for entry in self._last[job.name] if entry.get("key") == job.key]
+        if not path.is_file() or path.stat().st_size not in [e.get("bytes") for e in mine]:
+            return False
+        return sha256_of(path) in [entry.get("sha256") for entry in mine]
+
+    def owns(self, job: Job) -> bool | None:
+        """Whether this row made the file, whatever became of it since; None if nothing is known."""
+        keys = {entry.get("key") for entry in self._last[job.name]}
+        return keys == {job.key} if keys else None
+
+    def begin(self) -> None:
+        """Make the folder and the manifest ready for lines.
+
+        Raises:
+            RunFailed: they cannot be written.
+        """
+        from sa3_runtime.cli.targets import check
+
         check(self.path, 0)
         old = self.path.read_bytes() if self.path.is_file() else b""
         if old and not old.endswith(b"\n"):
             with self.path.open("a") as file:
                 file.write("\n")  # a killed run left half a line
-
-    def done(self) -> set[str]:
-        """Keys of rows that are done and whose file is there whole, in any manifest here."""
-        found: set[str] = set()
-        for path in self.folder.glob("manifest*.jsonl"):
-            for line in path.read_bytes().splitlines():
-                try:
-                    entry = json.loads(line)
-                except ValueError:
-                    continue  # the last line of a killed run
-                if not isinstance(entry, dict):
-                    continue
-                file = self.folder / str(entry.get("file"))
-                whole = file.is_file() and file.stat().st_size == entry.get("bytes")
-                if entry.get("status") == "done" and whole:
-                    found.add(str(entry.get("key")))
-        return found
 
     def add(self, entry: Mapping[str, Any]) -> None:
         """Append a line; it is on disk when this returns."""
@@ -206,3 +218,14 @@ class Manifest:
             file.write(json.dumps(entry, default=str) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def _done(manifest: Path) -> Iterator[dict[str, Any]]:
+    """What a manifest says about finished rows, in order."""
+    for line in manifest.read_bytes().splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue  # the last line of a killed run
+        if isinstance(entry, dict) and entry.get("status") == "done":
+            yield entry

@@ -100,6 +100,72 @@ def test_a_missing_truncated_or_changed_row_is_made_again(batch, jobs, own_place
     assert "1 made, 2 skipped" in ran.err
 
 
+def test_done_means_that_the_file_holds_this_very_clip(batch, jobs, own_place):
+    """The name, the size and an old line of the manifest are not enough."""
+    row = {"prompt": "rain", "seconds": 0.5, "seed": 1, "steps": 8, "out": "a.wav"}
+    clip = own_place / "clips" / "a.wav"
+    batch(jobs(row))
+    first = clip.read_bytes()
+    ran = batch(jobs({**row, "steps": 4}))
+    assert (ran.code, clip.read_bytes()) == (6, first)
+    assert "another file is there already: a.wav" in ran.err
+    assert batch(jobs({**row, "steps": 4}), "--force").code == 0
+    other = clip.read_bytes()
+    assert len(other) == len(first)
+    assert "0 made, 1 skipped" in batch(jobs({**row, "steps": 4})).err
+    ran = batch(jobs(row))
+    assert (ran.code, clip.read_bytes()) == (6, other)  # another row's clip, no longer this one's
+    assert batch(jobs(row), "--force").code == 0
+    assert "0 made, 1 skipped" in batch(jobs(row)).err
+
+
+@pytest.mark.parametrize("shard", [(), ("--shard", "1/2")])
+@pytest.mark.parametrize("damage", [lambda data: data[:100], lambda data: data[:-1] + b"\x55"])
+def test_a_damaged_clip_is_made_again(batch, jobs, own_place, damage, shard):
+    row = {"prompt": "rain", "seconds": 0.5, "seed": 1, "out": "a.wav"}
+    batch(jobs(row), *shard)
+    clip = own_place / "clips" / "a.wav"
+    whole = clip.read_bytes()
+    clip.write_bytes(damage(whole))
+    assert clip.read_bytes() != whole
+    assert "1 made, 0 skipped" in batch(jobs(row)).err
+    assert clip.read_bytes() == whole
+
+
+@pytest.mark.parametrize("change", [{"seconds": 0.4}, {"cfg": 3}, {"steps": 3}, {"headroom": 1}])
+def test_a_clip_of_another_request_is_not_overwritten(batch, jobs, own_place, sa3, stub, change):
+    """Same name, prompt, seed and index in the batch, and yet not what this row makes."""
+    row = {"prompt": "rain", "seconds": 0.5, "seed": 1, "out": "a.wav"}
+    words = [word for key, value in change.items() for word in (f"--{key}", value)]
+    (own_place / "clips").mkdir()
+    clip = own_place / "clips" / "a.wav"
+    sa3("rain", "-m", stub, "--seconds", 0.5, "--seed", 1, *words, "-o", clip)
+    own = clip.read_bytes()
+    ran = batch(jobs(row))
+    assert (ran.code, clip.read_bytes()) == (6, own)
+    assert "another file is there already" in ran.err
+
+
+def test_a_clip_that_was_not_noted_down_is_made_again(batch, jobs, own_place):
+    """The run was killed between file and manifest; the tags tell of the row, source included."""
+    pcm = np.zeros((22_050, 2), np.int16)
+    pcm[::7] = 1000
+    (own_place / "in.wav").write_bytes(wav_bytes(pcm, 44_100))
+    row = {
+        "prompt": "x",
+        "init_audio": "in.wav",
+        "inpaint": [[0.1, 0.2]],
+        "seed": 1,
+        "out": "a.wav",
+    }
+    batch(jobs(row))
+    (own_place / "clips" / "manifest.jsonl").unlink()
+    assert "1 made" in batch(jobs(row)).err
+    (own_place / "clips" / "manifest.jsonl").unlink()
+    (own_place / "in.wav").write_bytes(wav_bytes(pcm // 2, 44_100))
+    assert "another file is there already" in batch(jobs(row)).err
+
+
 def test_another_format_is_another_clip(batch, jobs, own_place):
     path = jobs({"prompt": "x", "seconds": 0.2, "seed": 1})
     batch(path)
@@ -108,6 +174,9 @@ def test_another_format_is_another_clip(batch, jobs, own_place):
     assert [entry["format"] for entry in entries] == ["wav", "wav24"]
     assert entries[0]["file"] != entries[1]["file"]
     assert "0 made, 1 skipped" in batch(path).err
+    named = jobs({"prompt": "x", "seconds": 0.2, "seed": 1, "out": "a.wav"})
+    batch(named)
+    assert "another file is there already" in batch(named, "--format", "wav24").err
 
 
 def test_a_name_beats_the_format_unless_both_mean_one_suffix(batch, jobs, own_place):
