@@ -73,14 +73,17 @@ class Bundle:
 
         Pulled graphs of the published repository serve where there are no weights to export.
         Its autoencoders are BF16, which stands in for FP16 (never for FP32: no CPU runs it).
+
+        Raises:
+            ArtefactMissing: a file is damaged, or another under its name, and can't be made again.
         """
         name = f"{stage_file(stage, precision, lowering)}.onnx"
         own = self.model.checkpoint / "onnx" / name
         if own.is_file():
-            return own
+            return _rightly_named(own)
         exported = self._export_dir(stage) / name
         if exported.is_file() and self._reason_against(exported) is None:
-            return exported
+            return exported if self._has_weights else _rightly_named(exported)
         if self._has_weights:
             return None
         formats = [precision, *(["bf16"] if precision == "fp16" else [])]
@@ -103,7 +106,7 @@ class Bundle:
         if not self._has_weights:
             return None
         try:
-            metadata = read_onnx(path).metadata
+            metadata = read_onnx(_rightly_named(path)).metadata
         except ArtefactMissing as error:
             return error.what
         if metadata.get("exporter", str(EXPORTER)) != str(EXPORTER):
@@ -215,6 +218,26 @@ class Bundle:
 
     def _export_dir(self, stage: Stage) -> Path:
         return paths.export_dir(self.model.name, self.model.stage_dir(stage))
+
+
+def _rightly_named(path: Path) -> Path:
+    """`path`, whose graph is the one that its name says, where the exporter noted which it is.
+
+    Raises:
+        ArtefactMissing: it is damaged, or another graph.
+    """
+    made = read_onnx(path).metadata
+    if {"stage", "precision"} <= made.keys():
+        stage, lowering = made["stage"], made.get("lowering", "primitives")
+        known = stage in set(Stage)
+        name = stage_file(Stage(stage), made["precision"], lowering) if known else stage
+        if name != path.stem:
+            raise ArtefactMissing(
+                f"{path.name} is another graph under its name",
+                found=f"it holds {name}",
+                hint="copy it again, or sa3 export MODEL --force",
+            )
+    return path
 
 
 def find_bundle(

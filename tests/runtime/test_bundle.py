@@ -208,3 +208,27 @@ def test_an_export_of_an_older_exporter_is_made_anew(
         helper.set_model_props(graph, {"exporter": str(version)})
         onnx.save(graph, exported)
         assert bundle.onnx_file(Stage.TEXT, "fp32") == found
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_another_graph_under_a_files_name_does_not_count(
+    stub: Path, data: Path, own_home: Path, tmp_path: Path, weights: bool
+) -> None:
+    """Made again where there are weights, refused in words where there are none."""
+    directory = tmp_path / "checkpoint"
+    shutil.copytree(data / "tiny-music", directory)
+    model = catalogue.resolve(directory)
+    exported = paths.export_dir(model.name, model.stage_dir(Stage.DIT)) / "dit_step_fp32.onnx"
+    exported.parent.mkdir(parents=True)
+    graph = onnx.load(stub / "onnx" / "dit_prepare_fp32.onnx")
+    helper.set_model_props(graph, {"stage": "dit_prepare", "precision": "fp32"})
+    onnx.save(graph, exported)
+    if not weights:
+        (directory / "model.safetensors").unlink()
+    bundle = Bundle(model, read_model_config(directory))
+    if weights:
+        assert bundle.onnx_file(Stage.DIT_STEP, "fp32") is None
+        assert bundle.outdated("fp32") == ("dit_step_fp32.onnx is another graph under its name",)
+    else:
+        with pytest.raises(ArtefactMissing, match="holds dit_prepare_fp32"):
+            bundle.onnx_file(Stage.DIT_STEP, "fp32")

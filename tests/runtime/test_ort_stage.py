@@ -8,7 +8,7 @@ import pytest
 import onnx
 from onnx import TensorProto as Type
 from onnx import helper, numpy_helper
-from sa3_models.errors import RunFailed, UsageError
+from sa3_models.errors import ArtefactMissing, RunFailed, UsageError
 from sa3_runtime.stages.ort import OrtStage
 
 
@@ -91,7 +91,7 @@ def test_what_onnx_runtime_refuses_is_explained(tmp_path: Path) -> None:
     model = onnx.load(path)
     model.graph.node[0].op_type = "NoSuchOp"
     onnx.save(model, path)
-    with pytest.raises(RunFailed, match=r"dit\.onnx could not be loaded"):
+    with pytest.raises(ArtefactMissing, match=r"dit\.onnx could not be loaded.*export MODEL --force"):
         OrtStage(path, threads=1)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sa3_models.errors import RunFailed, UsageError, first_line
+from sa3_models.errors import ArtefactMissing, RunFailed, UsageError, first_line
 from sa3_models.onnx_file import OnnxFile, read_onnx
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OrtStage", "allowed_threads", "check_cpu_types"]
 
+_MEMORY = "shorter clips and --chunking on need less memory"
 _ERRORS_ONLY = 3  # ONNX Runtime log severity
 _GPU_ONLY = {"bfloat16", "float8e4m3fn"}  # types without CPU kernels
 
@@ -76,9 +77,9 @@ class OrtStage:
             threads: threads within an operator; operators run one after the other.
 
         Raises:
-            ArtefactMissing: a file isn't there.
+            ArtefactMissing: a file isn't there, or ONNX Runtime refuses it.
             UsageError: the graph isn't for the CPU.
-            RunFailed: ONNX Runtime refuses the file.
+            RunFailed: there is not enough memory.
         """
         graph = read_onnx(path)
         check_cpu_types(graph)
@@ -109,7 +110,11 @@ class OrtStage:
         try:
             self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime has no common base class
-            raise RunFailed(f"{path.name} could not be loaded", found=first_line(error)) from error
+            what, found = f"{path.name} could not be loaded", first_line(error)
+            if "lloc" in str(error):
+                raise RunFailed(what, found=found, hint=_MEMORY) from error
+            hint = "if it is damaged, sa3 export MODEL --force makes it again"
+            raise ArtefactMissing(what, found=found, hint=hint) from error
 
     def run(
         self,
@@ -139,9 +144,7 @@ class OrtStage:
             raise RunFailed(
                 f"{self.path.name} failed",
                 found=first_line(error),
-                hint="shorter clips and --chunking on need less memory"
-                if "lloc" in str(error)
-                else None,
+                hint=_MEMORY if "lloc" in str(error) else None,
             ) from error
 
     def close(self) -> None:
