@@ -82,10 +82,10 @@ def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
         if settings[name].value is not None
     }
     rows = list(read_jobs(jobs, model.name, settings["format"].value, defaults))
+    refuse_doubles([row for row in rows if isinstance(row, Job)])  # of other shards too
     mine = rows[shard - 1 :: shards]
     broken = [row for row in mine if not isinstance(row, Job)]
     good = [row for row in mine if isinstance(row, Job)]
-    refuse_doubles(good)
     if given["dry_run"]:
         for line, error in broken:
             view.warn(f"line {line}: {error}")

@@ -164,7 +164,7 @@ def refuse_doubles(jobs: list[Job]) -> None:
             raise UsageError(
                 "two rows would write the same file",
                 found=f"{job.name}, lines {lines[job.name]} and {job.line}",
-                hint='give them different "out" names or seeds',
+                hint='give them different "out" names',
             )
         lines[job.name] = job.line
 

@@ -301,7 +301,10 @@ def test_a_file_of_jobs_that_cannot_work_is_refused(batch, jobs, own_place, rows
     ran = batch(jobs(*rows))
     assert ran.code == 2
     assert message in ran.err
+    assert "seed" not in ran.err
     assert not (own_place / "clips").exists()
+    ran = batch(jobs(*rows), "--shard", "1/2")
+    assert (ran.code, message in ran.err) == (2, True)
 
 
 def test_equal_rows_are_clips_of_their_own(batch, jobs, own_place):
