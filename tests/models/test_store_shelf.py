@@ -57,10 +57,14 @@ def test_a_pull_prints_the_folder_and_a_second_one_that_it_is_complete(sa3, home
 class FakeDriver:
     """libcuda of a machine with these capabilities, as `CUDA_VISIBLE_DEVICES` leaves them."""
 
-    def __init__(self, *capabilities: int) -> None:
-        self.capabilities = capabilities
+    def __init__(self, *capabilities: int, cuda: int = 13000) -> None:
+        self.capabilities, self.cuda = capabilities, cuda
 
     def cuInit(self, flags):
+        return 0
+
+    def cuDriverGetVersion(self, version):
+        version._obj.value = self.cuda
         return 0
 
     def cuDeviceGetCount(self, count):
@@ -83,7 +87,9 @@ def cards(monkeypatch, tmp_path):
     tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 9.0, 143771, 143000, 580.65.06, Disabled'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:/bin:/usr/bin")
-    return lambda *found: monkeypatch.setattr(gpus.ctypes, "CDLL", lambda _: FakeDriver(*found))
+    return lambda *found, **driver: monkeypatch.setattr(
+        gpus.ctypes, "CDLL", lambda _: FakeDriver(*found, **driver)
+    )
 
 
 @pytest.mark.parametrize("visible", [(), (86,), (86, 90)])
@@ -94,6 +100,13 @@ def test_without_a_visible_gpu_that_engines_are_published_for_the_checkpoint_is_
     cards(*visible)
     code, _, _ = sa3("pull", "sm-music")
     assert code == 0
+    assert inventory.holding(resolve("sm-music")).checkpoint == "complete"
+    assert not list(home.glob("sm_*"))
+
+
+def test_a_driver_that_renders_on_the_cpu_pulls_the_checkpoint(sa3, home, cards):
+    cards(90, cuda=12080)
+    assert sa3("pull", "sm-music")[0] == 0
     assert inventory.holding(resolve("sm-music")).checkpoint == "complete"
     assert not list(home.glob("sm_*"))
 

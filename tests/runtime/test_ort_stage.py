@@ -91,7 +91,9 @@ def test_what_onnx_runtime_refuses_is_explained(tmp_path: Path) -> None:
     model = onnx.load(path)
     model.graph.node[0].op_type = "NoSuchOp"
     onnx.save(model, path)
-    with pytest.raises(ArtefactMissing, match=r"dit\.onnx could not be loaded.*export MODEL --force"):
+    with pytest.raises(
+        ArtefactMissing, match=r"dit\.onnx could not be loaded.*export MODEL --force"
+    ):
         OrtStage(path, threads=1)
 
 
