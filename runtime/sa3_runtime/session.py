@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -123,7 +123,7 @@ class Session:
         negative_prompt: str | None = None,
         apg: float | None = None,
         rescale: float | None = None,
-        init_audio: str | Path | NDArray[np.float32] | None = None,
+        init_audio: str | Path | NDArray[Any] | Clip | None = None,
         init_noise_level: float | None = None,
         inpaint: Sequence[tuple[float, float]] = (),
         paste: bool = True,
@@ -145,7 +145,7 @@ class Session:
             negative_prompt: what guidance leads away from.
             apg: share of the projection in guidance, 0 … 1.
             rescale: share of the standard deviation's rescale in guidance, 0 … 1.
-            init_audio: source for editing: a file, or float32 [2, n] at 44.1 kHz.
+            init_audio: source for editing: a file, a clip, or float or int16 [2, n] at 44.1 kHz.
             init_noise_level: how far to go from the source, 0.01 … 1.
             inpaint: ranges of seconds to make anew.
             paste: keep the source's own samples outside the ranges.
@@ -159,7 +159,7 @@ class Session:
         """
         source = None
         if init_audio is not None and not isinstance(init_audio, (str, Path)):
-            source, init_audio = np.asarray(init_audio, np.float32), "<array>"
+            source, init_audio = init_audio, "<array>"
         request = Request(
             prompt=prompt,
             seconds=seconds,
@@ -187,12 +187,13 @@ class Session:
         for request in requests:
             yield self.render(request)
 
-    def render(self, request: Request, *, source: NDArray[np.float32] | None = None) -> Clip:
+    def render(self, request: Request, *, source: NDArray[Any] | Clip | None = None) -> Clip:
         """Render a request.
 
         Args:
             request: what is wanted; open values get the model's defaults.
-            source: float32 [2, n] at 44.1 kHz in place of the file `request.init_audio` names.
+            source: a clip, or float or int16 [2, n] at 44.1 kHz, in place of the file that
+                `request.init_audio` names.
 
         Raises:
             UsageError: the request makes no sense for this model, or the session is closed.
@@ -221,7 +222,7 @@ class Session:
         )
 
     def plan(
-        self, request: Request, *, source: NDArray[np.float32] | None = None
+        self, request: Request, *, source: NDArray[Any] | Clip | None = None
     ) -> tuple[Request, Planned, Source | None]:
         """The resolved request, its plan and its source."""
         limits = self.limits

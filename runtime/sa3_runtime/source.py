@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sa3_models.errors import UsageError
 from sa3_models.files import sha256_of
 from sa3_models.geometry import SAMPLE_RATE
+from sa3_runtime.clip import Clip
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +29,7 @@ __all__ = ["Source", "length_notes", "source_of"]
 class Source:
     """The sound that a render starts from.
 
-    samples: float32 [2, n] at 44.1 kHz. notes: how it was read.
+    samples: float32 [2, n] at 44.1 kHz, nobody else's. notes: what a person should know.
     sha256: of the file it was read from, None where that is no regular file.
     """
 
@@ -37,12 +38,12 @@ class Source:
     sha256: str | None = None
 
 
-def source_of(request: Request, given: NDArray[np.float32] | None, longest: float) -> Source | None:
+def source_of(request: Request, given: NDArray[Any] | Clip | None, longest: float) -> Source | None:
     """The source of a request; None where it has none.
 
     Args:
         request: what is wanted; names a file unless `given`.
-        given: the sound itself.
+        given: the sound itself: float (full scale ±1) or int16 [2, n] at 44.1 kHz, or a clip.
         longest: seconds that can be used of a file where the request doesn't say.
 
     Raises:
@@ -63,13 +64,49 @@ def source_of(request: Request, given: NDArray[np.float32] | None, longest: floa
         digest = _digest(Path(request.init_audio))
         # one second more than can be used, so that it shows whether something is left out
         audio = read(request.init_audio, seconds=(request.seconds or longest) + 1)
-        given, notes = audio.samples, tuple(audio.notes)
-    if given.ndim != 2 or given.shape[0] != 2 or not np.isfinite(given).all():
-        raise UsageError(
-            "source audio must be finite float32 [2, n] at 44.1 kHz",
-            found=f"shape {given.shape}",
+        samples, notes = audio.samples, tuple(audio.notes)
+    else:
+        samples = _copied(given)
+    peak = max(samples.max(initial=0), -samples.min(initial=0))
+    if peak > 1:
+        notes += (
+            f"the source peaks at {peak:.3g} ({20 * np.log10(peak):+.1f} dBFS), full scale is 1",
         )
-    return Source(given, notes, digest)
+    return Source(samples, notes, digest)
+
+
+def _copied(given: NDArray[Any] | Clip) -> NDArray[np.float32]:
+    """Sound that a caller holds (and may change meanwhile) as float32 [2, n] of our own.
+
+    Raises:
+        UsageError: no sound, or not of that form.
+    """
+    try:
+        array = np.asarray(given.pcm.T if isinstance(given, Clip) else given)
+    except (TypeError, ValueError, RuntimeError):  # rows of unequal length, a tensor on a GPU, …
+        array = np.array(None)
+    whole = array.dtype.kind == "i" and array.dtype.itemsize == 2
+    if array.dtype.kind != "f" and not whole:
+        kind = type(given).__name__
+        raise UsageError(
+            "source audio is a path, a clip, or an array of float or int16 samples",
+            found=f"{kind} of {array.dtype}" if array.ndim else kind,
+            hint="scale other integers to floats of −1 … 1",
+        )
+    if array.ndim != 2 or array.shape[0] != 2:
+        turned = array.ndim == 2 and array.shape[1] == 2
+        raise UsageError(
+            "source audio must have the shape [2, n]",
+            found=str(array.shape),
+            hint="give its .T" if turned else "give mono twice: numpy.stack([mono, mono])",
+        )
+    with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite, and told
+        samples = np.array(array, np.float32, order="C")
+    if broken := np.count_nonzero(~np.isfinite(samples)):
+        raise UsageError("source audio must be finite", found=f"{broken:,} NaN or infinite samples")
+    if whole:
+        samples /= np.float32(32768)
+    return samples
 
 
 def _digest(path: Path) -> str | None:

@@ -224,13 +224,73 @@ def test_a_source_longer_than_the_clip_is_cut_and_told(stub_session: Session) ->
 
 
 @pytest.mark.parametrize(
-    "source",
-    [np.zeros(10, np.float32), np.zeros((1, 10), np.float32), np.full((2, 10), np.nan)],
-    ids=["flat", "mono", "nan"],
+    ("source", "told"),
+    [
+        (np.zeros(10, np.float32), r"shape \[2, n\]: \(10,\) – give mono twice"),
+        (np.zeros((1, 10), np.float32), r"shape \[2, n\]: \(1, 10\) – give mono twice"),
+        (np.zeros((10, 2), np.int16), r"shape \[2, n\]: \(10, 2\) – give its \.T"),
+        (np.full((2, 10), np.nan), "finite: 20 NaN or infinite"),
+        (np.full((2, 10), 1e300), "finite: 20 NaN or infinite"),
+        (np.zeros((2, 10), np.int32), "float or int16 samples: ndarray of int32"),
+        (np.zeros((2, 10), np.uint8), "float or int16 samples: ndarray of uint8"),
+        (np.zeros((2, 10), np.complex64), "float or int16 samples: ndarray of complex64"),
+        (np.zeros((2, 10), bool), "float or int16 samples: ndarray of bool"),
+        (np.full((2, 10), "0"), "float or int16 samples: ndarray of <U1"),
+        ([[0.0], [0.0, 0.0]], "float or int16 samples: list"),
+        (object(), "a path, a clip, or an array .*: object"),
+        (b"kick.wav", "a path, a clip, or an array .*: bytes"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_source_of_the_wrong_form_is_refused(stub_session: Session, source: Any) -> None:
-    with pytest.raises(UsageError, match="finite float32"):
+def test_a_source_of_the_wrong_form_is_refused(
+    stub_session: Session, source: Any, told: str
+) -> None:
+    with pytest.raises(UsageError, match=told):
         stub_session.generate("x", seconds=1, init_audio=source)
+
+
+def test_a_clip_its_samples_and_its_file_are_the_same_source(
+    stub_session: Session, tmp_path: Path
+) -> None:
+    made = stub_session.generate("x", seconds=0.5, seed=1)
+    forms = [made.save(tmp_path / "a.wav"), made, made.pcm.T, made.pcm.T.astype(">i2")]
+    forms.append(made.pcm.T / 32768)
+    options = {"seed": 2, "inpaint": [(0.1, 0.2)]}
+    expected = stub_session.generate("y", init_audio=forms[0], **options)
+    for form in forms[1:]:
+        clip = stub_session.generate("y", init_audio=form, **options)
+        np.testing.assert_array_equal(clip.pcm, expected.pcm)
+        assert clip.notes == expected.notes
+
+
+def test_a_source_beyond_full_scale_is_told(stub_session: Session, tmp_path: Path) -> None:
+    """As an array and from a file."""
+    import soundfile
+
+    def notes(source: Any) -> list[str]:
+        clip = stub_session.generate("x", seconds=0.5, init_audio=source, steps=1)
+        return [note for note in clip.notes if "full scale" in note]
+
+    level = np.full((2, 22_050), -1.0)
+    assert not notes(level)
+    assert notes(level * 2) == ["the source peaks at 2 (+6.0 dBFS), full scale is 1"]
+    soundfile.write(tmp_path / "loud.wav", level.T * 2, 44_100, "FLOAT")
+    assert notes(tmp_path / "loud.wav") == notes(level * 2)
+
+
+def test_a_source_that_changes_during_the_render_changes_nothing(stub: Path) -> None:
+    source = np.random.default_rng(1).uniform(-0.5, 0.5, (2, 44_100)).astype(np.float32)
+    options = {"seed": 2, "inpaint": [(0.4, 0.6)], "steps": 1}
+
+    def spoil(_: Progress) -> None:
+        source[:] = 1
+
+    with load(stub, threads=1) as session:
+        expected = session.generate("x", init_audio=source.copy(), **options).pcm
+    with load(stub, threads=1, progress=spoil) as session:
+        clip = session.generate("x", init_audio=source, **options)
+    assert source.min() == 1
+    np.testing.assert_array_equal(clip.pcm, expected)
 
 
 def test_a_source_file_is_read_and_its_length_is_the_clips(
@@ -271,7 +331,7 @@ def test_the_record_of_an_edit_is_of_the_source_that_was_heard(
         stub_session.generate("x", seconds=0.5, seed=3).save(source)
     record = read_record(clip.save(tmp_path / "clip.wav"))
     assert record.source_sha256 == digest
-    with pytest.raises(UsageError, match="changed since|is gone"):
+    with pytest.raises(UsageError, match=r"changed since|is gone"):
         check_source(record)
 
 
