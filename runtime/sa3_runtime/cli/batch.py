@@ -16,7 +16,7 @@ import click
 
 from sa3_models.errors import BatchIncomplete, RunFailed, Sa3Error, UsageError
 from sa3_models.files import sha256_of
-from sa3_models.geometry import latent_len_for, samples_for
+from sa3_models.geometry import SAMPLE_RATE, latent_len_for, samples_for
 from sa3_runtime.cli.common import Command, option, talkative
 from sa3_runtime.cli.flags import RUN, run_flags
 from sa3_runtime.settings import gather
@@ -86,23 +86,22 @@ def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
     mine = rows[shard - 1 :: shards]
     broken = [row for row in mine if not isinstance(row, Job)]
     good = [row for row in mine if isinstance(row, Job)]
-    if given["dry_run"]:
-        for line, error in broken:
-            view.warn(f"line {line}: {error}")
-        if view.json:
-            view.object({"dry_run": True, "rows": len(good), "broken": len(broken)})
-        else:
-            view.out(f"{len(good)} rows to render, {len(broken)} broken")
-        return BatchIncomplete.exit_code if broken else 0
     manifest = Manifest(folder, shard, shards)
-    manifest.begin()
     todo = [job for job in good if given["force"] or not manifest.holds(job)]
+    if done := len(good) - len(todo):
+        view.note(f"{done} row{'s are' if done > 1 else ' is'} done already")
+    if given["dry_run"]:
+        refused = [
+            (job.line, error)
+            for job in todo
+            if (error := _fault(job, model, manifest, device, force=given["force"]))
+        ]
+        return _tell(view, len(todo) - len(refused), broken + refused)
+    manifest.begin()
     todo.sort(key=lambda job: (latent_len_for(job.request.seconds or model.seconds), job.line))
     work = _Work(view, model, manifest, force=given["force"])
     for line, error in broken:
         work.failed(line, None, None, error)
-    if len(good) > len(todo):
-        view.note(f"{len(good) - len(todo)} rows are done already")
     if todo:
         from sa3_runtime.cli.progress import Progress
         from sa3_runtime.session import load
@@ -121,13 +120,13 @@ def batch(jobs: str, out_dir: str, view: View, **given: Any) -> int:
                     progress.title = f"{number}/{len(todo)} "
                     work.render(session, job, progress)
     summary = {
-        "done": work.succeeded, "skipped": len(good) - len(todo), "failed": work.failures,
+        "done": work.succeeded, "skipped": done, "failed": work.failures,
         "manifest": str(manifest.path),
     }  # fmt: skip
     if view.json:
         view.object({"batch": summary})
     else:
-        view.note(f"{work.succeeded} made, {summary['skipped']} skipped, {work.failures} failed")
+        view.note(f"{work.succeeded} made, {done} skipped, {work.failures} failed")
         view.path(manifest.path)
     if work.failures:
         raise BatchIncomplete(
@@ -198,6 +197,44 @@ class _Work:
 def _unforeseen(error: Exception) -> RunFailed:
     text = " ".join(str(error).split())[:300]
     return RunFailed("unforeseen", found=f"{type(error).__name__} {text}")
+
+
+def _tell(view: View, rows: int, broken: list[tuple[int, Sa3Error]]) -> int:
+    """What a run would do; returns the exit code."""
+    for line, error in sorted(broken, key=lambda row: row[0]):
+        view.warn(f"line {line}: {error}")
+    if view.json:
+        view.object({"dry_run": True, "rows": rows, "broken": len(broken)})
+    else:
+        view.out(f"{rows} row{'s' * (rows != 1)} to render, {len(broken)} broken")
+    return BatchIncomplete.exit_code if broken else 0
+
+
+def _fault(
+    job: Job, model: Model, manifest: Manifest, device: str, *, force: bool
+) -> Sa3Error | None:
+    """Why a row would fail, as far as that is known without loading the model."""
+    from sa3_runtime.audio import read
+    from sa3_runtime.audio.writing import check_encodable
+    from sa3_runtime.cli.meaning import check_ceiling, check_names
+    from sa3_runtime.record import record_of, source_digest, tags_of
+    from sa3_runtime.request import Limits
+
+    request, limits, length = job.request, Limits.of(model), None
+    try:
+        check_names(request)
+        if request.init_audio is not None:
+            source = read(request.init_audio, seconds=(request.seconds or limits.max_seconds) + 1)
+            length = source.samples.shape[1] / SAMPLE_RATE
+        request = request.resolve(limits, source_seconds=length)
+        check_ceiling(request, model, device)
+        record = record_of(model, request, None, source_digest(request))
+        check_encodable(job.encoding, tags_of(record))
+        if not force:
+            _refuse_another(manifest, model, job)
+    except Sa3Error as error:
+        return error
+    return None
 
 
 def _refuse_another(manifest: Manifest, model: Model, job: Job) -> None:

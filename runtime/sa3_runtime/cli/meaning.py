@@ -1,8 +1,8 @@
 """What the flags of a request mean, as `Request`s.
 
 Flags of the published tools that have no meaning here are accepted with a note; those that
-contradict the request are refused. Knows: parameter names of sa3_runtime.cli.flags. Doesn't know:
-files of sound, sessions.
+contradict the request, or ask for what the model's decoder can't do, are refused. Knows: parameter
+names of sa3_runtime.cli.flags. Doesn't know: files of sound, sessions.
 """
 
 from __future__ import annotations
@@ -12,13 +12,24 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sa3_models.errors import UsageError
 from sa3_runtime.request import Request
 from sa3_runtime.view import View
 
-__all__ = ["clean", "precision_of", "requests_of", "seeds_of", "translate_dialect"]
+if TYPE_CHECKING:
+    from sa3_models.catalogue import Model
+
+__all__ = [
+    "check_ceiling",
+    "check_names",
+    "clean",
+    "precision_of",
+    "requests_of",
+    "seeds_of",
+    "translate_dialect",
+]
 
 CLIPS_MAX = 10_000  # of one command
 FIELDS = (  # flags that are fields of a Request, by the same name
@@ -230,3 +241,43 @@ def precision_of(text: str | None, device: str, wanted: str | None, view: View) 
         view.note(f"note: --precision {word} is for GPUs, this machine's CPU computes in fp32")
         return None
     return word
+
+
+def check_names(request: Request) -> None:
+    """Refuse samplers and schedules there are not."""
+    from sa3_runtime.samplers import SAMPLERS
+    from sa3_runtime.schedules import SCHEDULES
+
+    for what, name, known in (
+        ("sampler", request.sampler, SAMPLERS),
+        ("schedule", request.schedule, SCHEDULES),
+    ):
+        if name is not None and name not in known:
+            raise UsageError(f"unknown {what}", found=name, hint=", ".join(known))
+
+
+def check_ceiling(request: Request, model: Model, device: str) -> None:
+    """Refuse a ceiling that the decoder's limiter does not take.
+
+    Only the CPU's decoder is known before it is loaded, and only if it is here already.
+
+    Raises:
+        UsageError: its ceiling is fixed.
+        ArtefactMissing: its file is damaged.
+    """
+    if request.limiter_ceiling is None or device != "cpu" or not model.checkpoint.is_dir():
+        return
+    from sa3_models.onnx_file import read_onnx
+    from sa3_models.stages import Stage
+    from sa3_runtime.bundle import find_bundle
+    from sa3_runtime.record import word_of
+
+    decoder = find_bundle(word_of(model)).onnx_file(Stage.DECODER, "fp32")
+    if decoder is None:
+        return
+    io = read_onnx(decoder).io
+    if io.output("pcm") is not None and io.input("limiter_ceiling") is None:
+        raise UsageError(
+            "this decoder's limiter has a fixed ceiling",
+            hint="export it with --ceiling-input, or leave --limiter-ceiling out",
+        )

@@ -54,6 +54,7 @@ class Run:
     def run(self) -> int:
         """Make all clips; returns the exit code."""
         from sa3_models.catalogue import resolve_generator
+        from sa3_runtime.cli.meaning import check_ceiling
 
         record = self._record()
         if record and self.settings["model"].source != "flag":
@@ -65,6 +66,7 @@ class Run:
         device = self._device()
         precision = self._precision(device)
         requests = self._requests(model, record)
+        check_ceiling(requests[0], model, device)
         targets = self._targets(model, requests)
         if self.given["dry_run"]:
             self._show(model, requests, targets)
@@ -86,7 +88,7 @@ class Run:
 
     def _requests(self, model: Model, record: Record | None) -> list[Request]:
         """The resolved requests: nothing is left open, everything is checked."""
-        from sa3_runtime.cli.meaning import requests_of, translate_dialect
+        from sa3_runtime.cli.meaning import check_names, requests_of, translate_dialect
         from sa3_runtime.record import source_digest
         from sa3_runtime.request import Limits
 
@@ -99,7 +101,7 @@ class Run:
                 "there is no prompt", hint='sa3 "a warm pad"; --prompt "" makes a clip without one'
             )
         requests = requests_of(flags, self.words, base)
-        _check_names(requests[0])
+        check_names(requests[0])
         length = None
         if requests[0].init_audio is not None:
             self.source = self._read(requests[0], limits)
@@ -315,19 +317,6 @@ def _seconds(text: str | float | None, limits: Limits) -> float | None:
             found=str(text),
         )
     return seconds
-
-
-def _check_names(request: Request) -> None:
-    """Refuse samplers and schedules there are not."""
-    from sa3_runtime.samplers import SAMPLERS
-    from sa3_runtime.schedules import SCHEDULES
-
-    for what, name, known in (
-        ("sampler", request.sampler, SAMPLERS),
-        ("schedule", request.schedule, SCHEDULES),
-    ):
-        if name is not None and name not in known:
-            raise UsageError(f"unknown {what}", found=name, hint=", ".join(known))
 
 
 def _words(request: Request) -> str:

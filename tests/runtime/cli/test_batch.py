@@ -394,6 +394,52 @@ def test_dry_run_checks_every_row(batch, jobs, own_place):
     assert not (own_place / "clips").exists()
 
 
+DOOMED = [
+    ({"prompt": "x", "seconds": 500}, "its limit is 120 s"),
+    ({"prompt": "x", "init_audio": "nothing.wav"}, "no such sound file"),
+    ({"prompt": "x", "init_audio": "text.wav"}, "not a sound file"),
+    ({"prompt": "x", "seconds": 1, "negative_prompt": "y"}, "no effect without guidance"),
+    ({"prompt": "x", "seconds": 1, "limiter_ceiling": 0.5}, "fixed ceiling"),
+    ({"prompt": "x", "seconds": 1, "sampler": "magic"}, "unknown sampler"),
+    ({"prompt": "x", "seconds": 1, "schedule": "magic"}, "unknown schedule"),
+    ({"prompt": "x", "seconds": 1, "out": "text.wav"}, "another file is there already"),
+    ({"prompt": "x", "init_audio": "in.wav", "inpaint": [[1, 200]]}, "ends later than"),
+]
+
+
+@pytest.fixture
+def sounds(own_place):
+    (own_place / "clips").mkdir()
+    for path in (own_place / "text.wav", own_place / "clips" / "text.wav"):
+        path.write_text("no sound")
+    (own_place / "in.wav").write_bytes(wav_bytes(np.zeros((44_100, 2), np.int16), 44_100))
+
+
+def test_dry_run_refuses_what_a_run_would(batch, jobs, own_place, sounds, no_loading):
+    path = jobs(*(row for row, _ in DOOMED), {"prompt": "x", "init_audio": "in.wav"})
+    ran = batch(path, "--dry-run")
+    assert (ran.code, ran.out) == (6, f"1 row to render, {len(DOOMED)} broken\n")
+    for (_, message), line in zip(DOOMED, ran.err.splitlines(), strict=True):
+        assert message in line
+    assert [entry.name for entry in (own_place / "clips").iterdir()] == ["text.wav"]
+
+
+def test_what_dry_run_refuses_fails(batch, jobs, sounds):
+    ran = batch(jobs(*(row for row, _ in DOOMED), {"prompt": "x", "init_audio": "in.wav"}))
+    assert f"1 made, 0 skipped, {len(DOOMED)} failed" in ran.err
+    for _, message in DOOMED:
+        assert message in ran.err
+
+
+def test_dry_run_knows_what_is_done(batch, jobs):
+    path = jobs(ROWS[1])
+    batch(path)
+    ran = batch(path, "--dry-run")
+    assert (ran.code, ran.out) == (0, "0 rows to render, 0 broken\n")
+    assert "1 row is done already" in ran.err
+    assert batch(path, "--dry-run", "--force").out == "1 row to render, 0 broken\n"
+
+
 def test_a_killed_run_goes_on_where_it_stopped(start, batch, jobs, own_place, stub):
     """CASES 28: interrupted in the middle: what is done stays, what is left is made."""
     rows = [{"prompt": "x", "seconds": 60, "steps": 100, "seed": seed} for seed in range(12)]

@@ -277,6 +277,13 @@ def test_dry_run_checks_and_writes_nothing(clip, own_place, no_loading):
     assert clip("x", "--dry-run", "--steps", 0).code == 2
 
 
+@pytest.mark.parametrize("words", [("--dry-run",), ()])
+def test_a_fixed_ceiling_is_refused_before_the_model_is_loaded(clip, no_loading, words):
+    ran = clip("x", "--limiter-ceiling", 0.5, *words)
+    assert ran.code == 2
+    assert "this decoder's limiter has a fixed ceiling" in ran.err
+
+
 def test_the_picture_is_beside_the_clip_and_never_overwritten(clip, own_place):
     made = clip("x", "-o", "a.wav", "--spectrogram")
     path = made.paths[0]
