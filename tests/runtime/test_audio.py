@@ -343,6 +343,15 @@ def test_a_comment_of_any_length_survives_in_wav_flac_ogg_and_mp3(tmp_path):
     assert read_tags(path) == fits
 
 
+@pytest.mark.parametrize("encoding", FORMATS, ids=lambda encoding: encoding.name)
+def test_a_tag_without_an_utf8_form_is_written_with_question_marks(tmp_path, encoding):
+    """CASES 46: a lone surrogate is what an undecodable byte of a terminal becomes."""
+    path = tmp_path / f"out{encoding.suffix}"
+    tags = {"title": "kick \udcff 太鼓"}
+    write(path, pcm16(4410), sample_rate=RATE, format=encoding.name, tags=tags)
+    assert read_tags(path)["title"] == "kick ? 太鼓"
+
+
 def test_an_old_file_stays_whole_until_the_new_one_is(tmp_path, monkeypatch):
     """CASES 55: a crash while writing leaves the older file as it was, and no .part."""
     path = write(tmp_path / "a.wav", pcm16(10), sample_rate=RATE)

@@ -80,7 +80,12 @@ def encode(
     pcm: NDArray[np.int16], sample_rate: int, encoding: Encoding, tags: Mapping[str, str]
 ) -> bytes:
     """The complete file as bytes. pcm: int16 [n, 2]."""
-    tags = {key: tags[key] for key in TAG_NAMES if tags.get(key)}
+    # a lone surrogate (an undecodable byte of a terminal) has no UTF-8 form
+    tags = {
+        key: tags[key].encode("utf-8", "replace").decode("utf-8")
+        for key in TAG_NAMES
+        if tags.get(key)
+    }
     check_encodable(encoding, tags)
     if not encoding.library:
         return wav_bytes(pcm, sample_rate, encoding.name, tags)
