@@ -55,7 +55,7 @@ _REQUEST = (
     ),
     option(
         "-n", "--negative-prompt", metavar="TEXT", section=WHAT,
-        help="What to stay away from; needs --cfg above 1.",
+        help="What to stay away from; needs --cfg other than 1.",
     ),
     option(
         "--seconds", aliases=("--duration", "-d"), metavar="S", section=WHAT,
