@@ -50,6 +50,7 @@ class Model:
     max_seconds: longest clip it was trained for.
     steps, cfg, sampler, seconds: defaults of a request.
     checkpoint_bytes, engine_bytes: sizes of the downloads, 0 where unknown.
+    sha256: files of a checkpoint that comes with the project, each with its hash.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Model:
     repo: str | None = None
     checkpoint_bytes: int = 0
     engine_bytes: int = 0
+    sha256: tuple[tuple[str, str], ...] = ()
 
     def stage_dir(self, stage: Stage) -> str:
         """Stage directory of a stage: `onnx/<name>/<here>/…`, `sm_<cc>/<here>/…`."""
@@ -230,7 +232,9 @@ def _model(name: str, row: dict[str, Any]) -> Model:
     directory = row.pop("directory", None)
     if directory:
         directory = (project_root() or Path(__file__).resolve().parents[2]) / directory
-    return Model(name=name, aliases=tuple(row.pop("aliases")), directory=directory, **row)
+    sha256 = tuple(row.pop("sha256", {}).items())
+    aliases = tuple(row.pop("aliases"))
+    return Model(name=name, aliases=aliases, directory=directory, sha256=sha256, **row)
 
 
 def _files(groups: list[dict[str, Any]], ports: dict[str, Ports]) -> tuple[PublishedFile, ...]:

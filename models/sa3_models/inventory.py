@@ -1,35 +1,32 @@
 """What of each model lies on this disk, whether it is whole, and how to take it away.
 
-Knows: the folders of `SA3_HOME` (paths), records of pulled files (store) and of engines (sidecar).
-Doesn't know: the hub, graphs, which of the files a runtime would choose.
+Knows: the folders of `SA3_HOME` (paths), records of pulled files (store).
+Doesn't know: what is in files (checking), the hub, which of the files a runtime would choose.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from sa3_models.catalogue import Model, catalogue
-from sa3_models.errors import ArtefactMissing, RunFailed, UsageError
-from sa3_models.hub import is_content
+from sa3_models.errors import RunFailed, UsageError
 from sa3_models.paths import PUBLISHED, export_dir, sa3_home
-from sa3_models.sidecar import Machine, check_content, check_engine, read_sidecar
 from sa3_models.stages import Precision, Stage
 from sa3_models.store import complete_group, pulled
 from sa3_models.wants import Want, want_checkpoint, want_engines, want_onnx, want_settings
 
 __all__ = [
     "Holding",
-    "Problem",
     "holding",
     "holdings",
     "published_graph",
     "pulled_wants",
+    "record_folders",
     "remove",
-    "verify",
 ]
 
 State = Literal["complete", "partial", "absent"]
@@ -59,14 +56,6 @@ class Holding:
         """Nothing of it is here."""
         files = self.exports or self.published or self.engines
         return self.checkpoint == "absent" and not files
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A file that is not what it should be."""
-
-    path: Path
-    what: str
 
 
 def holding(model: Model) -> Holding:
@@ -101,47 +90,6 @@ def published_graph(model: Model, stage: Stage, precision: Precision) -> Path | 
         if fits and complete_group(folder, row.file):
             return folder / row.file
     return None
-
-
-def verify(
-    model: Model, tell: Callable[[Path], None] = lambda _: None, *, repair: bool = False
-) -> tuple[int, tuple[Problem, ...]]:
-    """Read every file of a model and compare it with its record.
-
-    Args:
-        model: What to check.
-        tell: Called with each file before it is read.
-        repair: Remove what is wrong, so that the next pull or build makes it again.
-
-    Returns:
-        How many files were right, and what is wrong.
-    """
-    good, problems = 0, []
-    for folder in _folders(model):
-        record = pulled(folder)
-        for name, entry in record.files.items():
-            path = folder / name
-            tell(path)
-            if not path.exists():
-                problems.append(Problem(path, "missing"))
-            elif path.stat().st_size != entry.size:
-                found = path.stat().st_size
-                problems.append(Problem(path, f"{found:,} bytes instead of {entry.size:,}"))
-            elif not is_content(path, entry):
-                problems.append(Problem(path, "its content is not what was published"))
-            else:
-                good += 1
-    for engine in (file for files in holding(model).engines.values() for file in files):
-        tell(engine)
-        what = _engine_problem(engine)
-        if what:
-            problems.append(Problem(engine, what))
-        elif what is None:
-            good += 1
-    if repair:
-        for problem in problems:
-            problem.path.unlink(missing_ok=True)
-    return good, tuple(problems)
 
 
 def pulled_wants(model: Model) -> tuple[Want, ...]:
@@ -219,26 +167,13 @@ def _stage_dirs(model: Model) -> list[str]:
     return list(dict.fromkeys(place for stage in stages if (place := model.stage_dir(stage))))
 
 
-def _folders(model: Model) -> Iterator[Path]:
+def record_folders(model: Model) -> Iterator[Path]:
+    """Folders that may hold a record of what was pulled for a model."""
     yield model.checkpoint
     for place in _stage_dirs(model):
         yield export_dir(PUBLISHED, place)
         for folder in sorted(sa3_home().glob("sm_*")):
             yield folder / place
-
-
-def _engine_problem(engine: Path) -> str | None:
-    """What is wrong with an engine; None if its record agrees, "" if it has no record."""
-    try:
-        sidecar = read_sidecar(engine)
-        if sidecar is None:
-            check_content(engine)
-            return ""
-        builder = Machine(sidecar.flavour, sidecar.version, sidecar.targets[0])
-        check_engine(engine, builder, hashed=True)
-    except ArtefactMissing as error:
-        return f"{error.what} ({error.found})"
-    return None
 
 
 def _checkpoint_state(model: Model) -> State:

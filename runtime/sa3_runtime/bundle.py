@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sa3_models import catalogue, paths
+from sa3_models.checking import read_export
 from sa3_models.checkpoint import Checkpoint
 from sa3_models.config import ModelConfig
 from sa3_models.config_file import read_model_config
 from sa3_models.errors import ArtefactMissing, BuildFailed
 from sa3_models.inventory import published_graph
-from sa3_models.onnx_file import read_onnx
 from sa3_models.stages import DIT_PARTS, EXPORTER, RENDER_STAGES, Precision, Stage, stage_file
 from sa3_runtime.request import Limits
 from sa3_runtime.tokenizer import Tokenizer
@@ -80,10 +80,10 @@ class Bundle:
         name = f"{stage_file(stage, precision, lowering)}.onnx"
         own = self.model.checkpoint / "onnx" / name
         if own.is_file():
-            return _rightly_named(own)
+            return read_export(own).path
         exported = self._export_dir(stage) / name
         if exported.is_file() and self._reason_against(exported) is None:
-            return exported if self._has_weights else _rightly_named(exported)
+            return read_export(exported).path
         if self._has_weights:
             return None
         formats = [precision, *(["bf16"] if precision == "fp16" else [])]
@@ -106,7 +106,7 @@ class Bundle:
         if not self._has_weights:
             return None
         try:
-            metadata = read_onnx(_rightly_named(path)).metadata
+            metadata = read_export(path).metadata
         except ArtefactMissing as error:
             return error.what
         if metadata.get("exporter", str(EXPORTER)) != str(EXPORTER):
@@ -218,26 +218,6 @@ class Bundle:
 
     def _export_dir(self, stage: Stage) -> Path:
         return paths.export_dir(self.model.name, self.model.stage_dir(stage))
-
-
-def _rightly_named(path: Path) -> Path:
-    """`path`, whose graph is the one that its name says, where the exporter noted which it is.
-
-    Raises:
-        ArtefactMissing: it is damaged, or another graph.
-    """
-    made = read_onnx(path).metadata
-    if {"stage", "precision"} <= made.keys():
-        stage, lowering = made["stage"], made.get("lowering", "primitives")
-        known = stage in set(Stage)
-        name = stage_file(Stage(stage), made["precision"], lowering) if known else stage
-        if name != path.stem:
-            raise ArtefactMissing(
-                f"{path.name} is another graph under its name",
-                found=f"it holds {name}",
-                hint="copy it again, or sa3 export MODEL --force",
-            )
-    return path
 
 
 def find_bundle(

@@ -275,7 +275,7 @@ def test_verify_says_that_everything_is_right(sa3, pulled):
 def test_verify_says_that_there_is_nothing_to_compare(sa3, home):
     code, out, err = sa3("verify", "small-music")
     assert (code, out) == (0, "")
-    assert "small-music: nothing pulled or built that has a record" in err
+    assert "small-music: nothing here that has a record" in err
 
 
 @pytest.mark.parametrize("damage", ["one bit", "one byte short", "gone"])
@@ -318,6 +318,21 @@ def test_verify_reads_engines_with_a_record_of_their_build(sa3, home, hub):
     code, out, _ = sa3("verify", "small-music")
     assert code == 3
     assert "not the engine its record describes (another sha256)" in out
+
+
+def test_verify_reads_the_model_that_comes_with_the_project(sa3, home):
+    code, out, err = sa3("verify", "demo")
+    assert (code, out) == (0, "")
+    assert "demo: 6 files right, 0 not" in err
+    export = home / "onnx" / "demo" / "demo" / "dit_step_fp32.onnx"
+    export.parent.mkdir(parents=True)
+    export.write_bytes(b"cut")
+    code, out, err = sa3("verify", "demo")
+    assert code == 3
+    assert f"{export}: dit_step_fp32.onnx is not an ONNX model" in out
+    assert "sa3 verify demo --repair" in err
+    assert sa3("verify", "demo", "--repair")[0] == 0
+    assert not export.exists()
 
 
 # -------------------------------------------------------------------------------------------- rm

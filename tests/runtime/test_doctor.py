@@ -179,6 +179,23 @@ def test_engines_are_matched_to_the_card(gpus, tmp_path):
     assert all(repair.startswith("sa3 ") for _, _, repair in warnings)
 
 
+def test_damaged_files_are_told_with_what_repairs_them(monkeypatch, tmp_path):
+    """As the runtime sees them: a name alone is no export."""
+    assert [status for status, _, _ in told("demo")] == ["OK"]
+    export = tmp_path / "home" / "onnx" / "demo" / "demo" / "dit_step_fp32.onnx"
+    export.parent.mkdir(parents=True)
+    export.write_bytes(b"x" * 1000)
+    bad = checks_gpu.checking.Problem(tmp_path / "model.safetensors", "it is cut short")
+    glance = checks_gpu.checking.glance
+    monkeypatch.setattr(checks_gpu.checking, "glance", lambda model: (bad, *glance(model)))
+    (_, summary, _), weights, graph = told("demo")
+    assert "checkpoint damaged, 1 exports" in summary
+    assert weights[:2] == ("FAIL", "it is cut short")
+    assert "git checkout" in weights[2]
+    assert (graph[0], graph[2]) == ("WARN", "sa3 export demo --force")
+    assert "dit_step_fp32.onnx is not an ONNX model" in graph[1]
+
+
 def test_a_card_without_engines_is_told_the_build(gpus, tmp_path):
     graph = tmp_path / "home" / "onnx" / "small-music" / "same-s" / "dec_fp16.onnx"
     graph.parent.mkdir(parents=True)

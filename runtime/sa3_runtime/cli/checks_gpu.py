@@ -12,7 +12,7 @@ from ctypes import CDLL
 from importlib.metadata import distributions
 from pathlib import Path
 
-from sa3_models import catalogue, inventory
+from sa3_models import catalogue, checking, inventory
 from sa3_models.errors import Sa3Error
 from sa3_models.gpus import DRIVER_LEAST
 from sa3_models.packages import installed
@@ -155,7 +155,10 @@ def models(gpus: Gpus) -> Iterator[Check]:
     ]
     for holding in found:
         model = holding.model
-        parts = [f"checkpoint {holding.checkpoint}", f"{len(holding.exports)} exports"]
+        problems = checking.glance(model)
+        damaged = [entry for entry in problems if entry.path not in holding.exports]
+        state = "damaged" if damaged else holding.checkpoint
+        parts = [f"checkpoint {state}", f"{len(holding.exports)} exports"]
         parts += [f"{len(files)} engines for {arch}" for arch, files in holding.engines.items()]
         partial = holding.checkpoint == "partial" and not holding.engines
         yield Check(
@@ -164,6 +167,14 @@ def models(gpus: Gpus) -> Iterator[Check]:
             f"{', '.join(parts)}, {size(holding.bytes)}",
             f"sa3 pull {model.name}" if partial else "",
         )
+        for entry in problems:
+            if entry not in damaged:
+                yield Check(model.name, "WARN", entry.what, f"sa3 export {model.name} --force")
+            elif model.embedded:
+                again = f"git checkout -- {model.checkpoint}, or another copy of the project"
+                yield Check(model.name, "FAIL", entry.what, again)
+            else:
+                yield Check(model.name, "FAIL", entry.what, f"sa3 verify {model.name} --repair")
         for arch in gpus.visible:
             if machines and gpus.usable and arch not in holding.engines:
                 said = f"no engines for {arch}: it runs through ONNX Runtime"

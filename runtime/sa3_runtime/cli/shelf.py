@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
-from sa3_models import inventory
+from sa3_models import checking, inventory
 from sa3_models.catalogue import Model, PublishedFile, catalogue, resolve
+from sa3_models.checking import Problem
 from sa3_models.errors import ArtefactMissing, Sa3Error, UsageError
 from sa3_models.hub import Hub
 from sa3_models.inventory import Holding
@@ -189,13 +189,16 @@ class Damaged(ArtefactMissing):
 @option("--repair", is_flag=True, section=_HOW, help="Remove what is wrong and pull it again.")
 @talkative
 def verify(models: tuple[str, ...], repair: bool, view: View) -> None:
-    """Read every pulled or built file again and compare it with its record."""
+    """Read every file again and compare it with its record.
+
+    Exports have none: they are held against what they say of themselves and of their weights' size.
+    """
     chosen = [resolve(name) for name in models]
     if not chosen:
         chosen = [holding.model for holding in inventory.holdings() if not holding.empty]
-    wrong: dict[str, list[Path]] = {}
+    wrong: dict[str, tuple[Problem, ...]] = {}
     for model in chosen:
-        good, problems = inventory.verify(
+        good, problems = checking.verify(
             model,
             lambda path: view.note(f"reading {path}") if view.verbose else None,
             repair=repair,
@@ -209,19 +212,20 @@ def verify(models: tuple[str, ...], repair: bool, view: View) -> None:
             if good or problems:
                 view.note(f"{model.name}: {good} files right, {len(problems)} not")
             else:
-                view.note(f"{model.name}: nothing pulled or built that has a record")
+                view.note(f"{model.name}: nothing here that has a record")
         if problems:
-            wrong[model.name] = [entry.path for entry in problems]
-    if not wrong:
-        return
+            wrong[model.name] = problems
     if repair:
         _pull_again(chosen, view)
+    kept = [entry for problems in wrong.values() for entry in problems if entry.kept]
+    names = [name for name, problems in wrong.items() if not all(entry.kept for entry in problems)]
+    count = len(kept) if repair else sum(map(len, wrong.values()))
+    if not count:
         return
-    names = " ".join(wrong)
-    raise Damaged(
-        f"{sum(map(len, wrong.values()))} files are not what they should be",
-        hint=f"sa3 verify {names} --repair",
-    )
+    hints = [] if repair or not names else [f"sa3 verify {' '.join(names)} --repair"]
+    if kept:
+        hints.append("what came with the project comes back with git checkout, or another copy")
+    raise Damaged(f"{count} files are not what they should be", hint="; ".join(hints))
 
 
 def _pull_again(models: Sequence[Model], view: View) -> None:
