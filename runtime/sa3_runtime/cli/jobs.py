@@ -191,7 +191,10 @@ class Manifest:
         mine = [entry for entry in self._last[job.name] if entry.get("key") == job.key]
         if not path.is_file() or path.stat().st_size not in [e.get("bytes") for e in mine]:
             return False
-        return sha256_of(path) in [entry.get("sha256") for entry in mine]
+        try:
+            return sha256_of(path) in [entry.get("sha256") for entry in mine]
+        except OSError:
+            return False  # what cannot be read is not whole
 
     def owns(self, job: Job) -> bool | None:
         """Whether this row made the file, whatever became of it since; None if nothing is known."""

@@ -132,6 +132,15 @@ def test_a_damaged_clip_is_made_again(batch, jobs, own_place, damage, shard):
     assert clip.read_bytes() == whole
 
 
+def test_a_clip_that_cannot_be_read_is_made_again(batch, jobs, monkeypatch):
+    def fails(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    batch(jobs(*ROWS))
+    monkeypatch.setattr("sa3_runtime.cli.jobs.sha256_of", fails)
+    assert "3 made, 0 skipped" in batch(jobs(*ROWS)).err
+
+
 @pytest.mark.parametrize("change", [{"seconds": 0.4}, {"cfg": 3}, {"steps": 3}, {"headroom": 1}])
 def test_a_clip_of_another_request_is_not_overwritten(batch, jobs, own_place, sa3, stub, change):
     """Same name, prompt, seed and index in the batch, and yet not what this row makes."""
