@@ -6,10 +6,11 @@ how anything is computed.
 
 from __future__ import annotations
 
-import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,17 @@ from sa3_models.geometry import (
     SAMPLES_PER_LATENT,
     latent_len_for,
     samples_for,
+)
+from sa3_runtime.values import (
+    SECONDS_MAX,
+    flag,
+    number,
+    one_of,
+    path,
+    ranges,
+    seen,
+    text,
+    whole,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +46,28 @@ INIT_NOISE_DEFAULT = 0.7
 INIT_NOISE_MIN = 0.01
 
 Chunking = Literal["auto", "on", "off"]
+
+# what each value of a request has to be, if it is given
+_CHECKS: Mapping[str, Callable[[str, Any], object]] = {
+    "prompt": text,
+    "seconds": partial(number, high=SECONDS_MAX, open_below=True),
+    "seed": partial(whole, high=SEED_MAX),
+    "clip": partial(whole, high=2**32 - 1),
+    "steps": partial(whole, low=1, high=STEPS_MAX),
+    "sampler": text,
+    "schedule": text,
+    "cfg": number,
+    "negative_prompt": text,
+    "apg": partial(number, high=1),
+    "rescale": partial(number, high=1),
+    "init_audio": partial(path, hint="sound itself goes to generate or to render(source=…)"),
+    "init_noise_level": partial(number, low=INIT_NOISE_MIN, high=1),
+    "inpaint": ranges,
+    "paste": flag,
+    "headroom": partial(number, high=60),
+    "chunking": partial(one_of, known=("auto", "on", "off")),
+    "limiter_ceiling": partial(number, high=1, open_below=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,27 +144,16 @@ class Request:
         Raises:
             UsageError: a value out of range, or an option without what it belongs to.
         """
-        if self.seed == -1:
+        if isinstance(self.seed, Integral) and self.seed == -1:
             object.__setattr__(self, "seed", None)
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if value is not None or entry.default is not None:
+                object.__setattr__(self, entry.name, _CHECKS[entry.name](entry.name, value))
         if not self.negative_prompt:
             object.__setattr__(self, "negative_prompt", None)
-        if self.init_audio is not None:
-            object.__setattr__(self, "init_audio", str(self.init_audio))
-        object.__setattr__(self, "inpaint", _ranges(self.inpaint))
-        _within("seconds", self.seconds, 0, math.inf, open_below=True)
-        _whole("seed", self.seed, 0, SEED_MAX)
-        _whole("clip", self.clip, 0, 2**32 - 1)
-        _whole("steps", self.steps, 1, STEPS_MAX)
-        _within("cfg", self.cfg, 0, math.inf)
-        _within("apg", self.apg, 0, 1)
-        _within("rescale", self.rescale, 0, 1)
-        _within("init_noise_level", self.init_noise_level, INIT_NOISE_MIN, 1)
-        _within("headroom", self.headroom, 0, 60)
-        _within("limiter_ceiling", self.limiter_ceiling, 0, 1, open_below=True)
         if self.seconds is not None and samples_for(self.seconds) < 1:
             raise UsageError("seconds is less than one sample", found=f"{self.seconds}")
-        if self.chunking not in ("auto", "on", "off"):
-            raise UsageError("chunking must be auto, on or off", found=repr(self.chunking))
         if self.init_noise_level is not None and self.init_audio is None:
             raise _useless("init_noise_level", "init audio", "--init-audio")
         if self.inpaint and self.init_audio is None:
@@ -233,54 +256,16 @@ class Request:
         Raises:
             UsageError: an unknown key, or a value that makes no sense.
         """
+        if not isinstance(data, Mapping):
+            raise UsageError("a request is an object of options", found=seen(data))
         known = {entry.name for entry in fields(cls)}
-        if unknown := sorted(set(data) - known):
+        if unknown := sorted(str(key) for key in set(data) - known):
             raise UsageError(
                 "unknown option in a request",
                 found=", ".join(unknown),
                 hint=f"known: {', '.join(sorted(known))}",
             )
         return cls(**data)
-
-
-def _within(
-    name: str, value: float | None, low: float, high: float, *, open_below: bool = False
-) -> None:
-    if value is None:
-        return
-    bad = isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)
-    if bad or value < low or value > high or (open_below and value == low):
-        lower = f"above {low:g}" if open_below else f"at least {low:g}"
-        upper = "" if math.isinf(high) else f" and at most {high:g}"
-        raise UsageError(f"{name} must be a number {lower}{upper}", found=repr(value))
-
-
-def _whole(name: str, value: int | None, low: int, high: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UsageError(f"{name} must be a whole number from {low} to {high}", found=repr(value))
-
-
-def _ranges(ranges: Sequence[Sequence[float]]) -> tuple[tuple[float, float], ...]:
-    """Ranges as sorted pairs of seconds.
-
-    Raises:
-        UsageError: not two numbers, or an end that isn't behind its start.
-    """
-    pairs = []
-    for entry in ranges:
-        if isinstance(entry, str) or len(entry) != 2:
-            raise UsageError("an inpaint range is a start and an end", found=repr(entry))
-        start, end = entry
-        _within("the start of an inpaint range", start, 0, math.inf)
-        _within("the end of an inpaint range", end, 0, math.inf)
-        if not start < end:
-            raise UsageError(
-                "an inpaint range must end after its start", found=f"{start:g}:{end:g}"
-            )
-        pairs.append((float(start), float(end)))
-    return tuple(sorted(pairs))
 
 
 def _useless(option: str, needs: str, flag: str) -> UsageError:

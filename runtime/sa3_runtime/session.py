@@ -6,6 +6,7 @@ computed, what is sound, how files are written, the command line.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -28,12 +29,14 @@ from sa3_runtime.source import Source, length_notes, source_of
 from sa3_runtime.splice import splice, to_pcm
 from sa3_runtime.tokenizer import Tokenizer, Tokens
 from sa3_runtime.turns import Turns
+from sa3_runtime.values import path, ranges, seen, text, whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["Session", "load"]
 
+THREADS_MAX = 1024
 CFG_TESTED = 5.0  # guidance beyond which a distilled model falls silent or distorts
 
 
@@ -59,11 +62,19 @@ def load(
         progress: told where a render stands.
 
     Raises:
-        UsageError: no such model or device.
+        UsageError: no such model or device, or an option that makes no sense.
         ArtefactMissing: the model isn't on this machine.
         MachineMismatch: its files can't run here.
         BuildFailed: an export failed.
     """
+    path("model", model)
+    text("device", device)
+    if threads is not None:
+        threads = whole("threads", threads, low=1, high=THREADS_MAX)
+    if precision is not None:
+        text("precision", precision)
+    if progress is not None and not callable(progress):
+        raise UsageError("progress must be a function", found=seen(progress))
     bundle = find_bundle(model, allow_export=allow_export, talk=progress is not None)
     options = DeviceOptions(threads=threads, free_models=free_models, precision=precision)
     return Session(bundle, open_device(device, bundle, options), progress=progress)
@@ -75,7 +86,7 @@ class Session:
     Renders run one at a time, in the order in which they were asked for. Each gives the clip it
     would give alone, to the bit, and the clip's arrays are the caller's own. `close` waits for the
     render that runs; those that still wait are refused. `progress` is called by the thread whose
-    render it tells about, and can't render or close itself.
+    render it tells about, and can't render or close itself, nor wait for another thread's render.
     """
 
     def __init__(
@@ -123,7 +134,7 @@ class Session:
         negative_prompt: str | None = None,
         apg: float | None = None,
         rescale: float | None = None,
-        init_audio: str | Path | NDArray[Any] | Clip | None = None,
+        init_audio: str | os.PathLike[str] | NDArray[Any] | Clip | None = None,
         init_noise_level: float | None = None,
         inpaint: Sequence[tuple[float, float]] = (),
         paste: bool = True,
@@ -158,7 +169,7 @@ class Session:
             RunFailed: a stage failed, or the result isn't sound.
         """
         source = None
-        if init_audio is not None and not isinstance(init_audio, (str, Path)):
+        if init_audio is not None and not isinstance(init_audio, (str, os.PathLike)):
             source, init_audio = init_audio, "<array>"
         request = Request(
             prompt=prompt,
@@ -172,9 +183,9 @@ class Session:
             negative_prompt=negative_prompt,
             apg=apg,
             rescale=rescale,
-            init_audio=None if init_audio is None else str(init_audio),
+            init_audio=None if init_audio is None else path("init_audio", init_audio),
             init_noise_level=init_noise_level,
-            inpaint=tuple(inpaint),
+            inpaint=ranges("inpaint", inpaint),
             paste=paste,
             headroom=headroom,
             chunking=chunking,
@@ -183,7 +194,13 @@ class Session:
         return self.render(request, source=source)
 
     def generate_many(self, requests: Iterable[Request]) -> Iterator[Clip]:
-        """Render requests one after the other, each when it is asked for."""
+        """Render requests one after the other, each when it is asked for.
+
+        Raises:
+            UsageError: these are no requests; or as `render` says.
+        """
+        if not isinstance(requests, Iterable):
+            raise UsageError("a list of requests is needed", found=seen(requests))
         for request in requests:
             yield self.render(request)
 
@@ -225,6 +242,10 @@ class Session:
         self, request: Request, *, source: NDArray[Any] | Clip | None = None
     ) -> tuple[Request, Planned, Source | None]:
         """The resolved request, its plan and its source."""
+        if not isinstance(request, Request):
+            raise UsageError(
+                "render takes a Request", found=seen(request), hint="generate takes a prompt"
+            )
         limits = self.limits
         warnings: list[str] = []
         heard = source_of(request, source, limits.max_seconds)

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sa3_models.errors import UsageError
@@ -111,6 +113,74 @@ def test_options_of_guidance_are_refused_without_guidance(options: dict[str, Any
         Request("x", cfg=1, **options).resolve(BASE)
     Request("x", **options).resolve(BASE)
     Request("x", cfg=3, **options).resolve(LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        *(({"prompt": value}, "prompt must be text") for value in (None, 3, b"x", ["x"])),
+        ({"negative_prompt": b""}, "negative_prompt must be text: b''"),
+        ({"sampler": ["euler"]}, "sampler must be text"),
+        ({"schedule": 3}, "schedule must be text: 3"),
+        ({"chunking": ["auto"]}, r"chunking must be auto, on or off: \['auto'\]"),
+        ({"clip": None}, "clip must be a whole number from 0 to 4294967295: None"),
+        ({"headroom": None}, "headroom must be a number at least 0 and at most 60: None"),
+        ({"paste": "no"}, "paste must be true or false: 'no'"),
+        ({"init_audio": b"a.wav"}, "init_audio must be a path: b'a.wav'"),
+        ({"init_audio": np.zeros((2, 9))}, r"must be a path: array\(.* – sound itself goes to"),
+        ({"seed": np.arange(3)}, r"seed must be a whole number .*: array\(\[0, 1, 2\]\)"),
+        ({"seed": np.float64(1)}, r"seed must be a whole number"),
+        ({"seconds": np.bool_(True)}, "seconds must be a number"),
+        ({"seconds": 10**400}, r"seconds must be a number above 0 and at most 1e\+09: 1000.*…"),
+        ({"seconds": 1e308}, "seconds must be a number above 0"),
+        *(
+            ({"inpaint": value}, r"inpaint must be a list of ranges: .* – .*: \[\(1.0, 2.5\)\]")
+            for value in (None, 3, "1:2")
+        ),
+        *(
+            ({"inpaint": value}, r"is a start and an end: .* – .*: \[\(1.0, 2.5\)\]")
+            for value in ((0.2, 0.5), ["12"], [b"12"], [(1, 2, 3)], np.array([0.2, 0.5]))
+        ),
+        ({"inpaint": [(None, 1)]}, "start of an inpaint range must be a number .*: None"),
+        ({"inpaint": [("a", 1)]}, "start of an inpaint range must be a number .*: 'a'"),
+        ({"inpaint": [(0, 1e308)]}, "end of an inpaint range must be a number"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_values_of_another_type_are_refused_by_name(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        Request(**options)
+
+
+def test_every_value_of_a_request_is_checked() -> None:
+    """By a sentence that names it."""
+    for name in Request.__dataclass_fields__:
+        with pytest.raises(UsageError, match=name):
+            Request(**{name: object()})
+
+
+def test_scalars_of_numpy_are_numbers_and_become_pythons() -> None:
+    request = Request(
+        "x",
+        seconds=np.float32(0.5),
+        seed=np.uint64(2**64 - 1),
+        steps=np.int16(3),
+        cfg=np.int64(3),
+        init_audio=Path("a.wav"),
+        inpaint=np.array([[0.25, 0.5]], np.float32),
+    )
+    plain = Request("x", 0.5, 2**64 - 1, steps=3, cfg=3, init_audio="a.wav", inpaint=((0.25, 0.5),))
+    assert request == plain
+    assert json.dumps(request.as_dict()) == json.dumps(plain.as_dict())
+    assert Request("x", seed=np.int64(-1)).seed is None
+
+
+@pytest.mark.parametrize("data", [None, [], "x", 3], ids=repr)
+def test_only_a_mapping_is_a_stored_request(data: Any) -> None:
+    with pytest.raises(UsageError, match="a request is an object of options"):
+        Request.from_dict(data)
+    with pytest.raises(UsageError, match="unknown option in a request: 1, colour"):
+        Request.from_dict({"colour": "red", 1: 2})
 
 
 def test_an_empty_negative_prompt_is_none() -> None:

@@ -143,6 +143,55 @@ def test_generate_takes_every_option_of_a_request() -> None:
     assert ours == {entry.name: entry.default for entry in fields(Request)}
 
 
+@pytest.mark.parametrize("request_", ["x", {}, None, 3], ids=repr)
+def test_only_a_request_is_rendered(stub_session: Session, request_: Any) -> None:
+    with pytest.raises(UsageError, match=r"render takes a Request: .* – generate takes a prompt"):
+        stub_session.render(request_)
+    with pytest.raises(UsageError, match="render takes a Request"):
+        list(stub_session.generate_many([request_]))
+
+
+def test_one_request_is_not_many(stub_session: Session) -> None:
+    with pytest.raises(UsageError, match="a list of requests is needed: Request"):
+        list(stub_session.generate_many(Request("x")))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", [None, 3, b"x"], ids=repr)
+def test_a_prompt_is_text(stub_session: Session, prompt: Any) -> None:
+    with pytest.raises(UsageError, match="prompt must be text"):
+        stub_session.generate(prompt)
+
+
+def test_one_range_is_not_a_list_of_ranges(stub_session: Session) -> None:
+    source = np.zeros((2, 44_100), np.float32)
+    with pytest.raises(UsageError, match=r"is a start and an end: 0\.2 – .*: \[\(1\.0, 2\.5\)\]"):
+        stub_session.generate("x", init_audio=source, inpaint=(0.2, 0.5))  # type: ignore[arg-type]
+
+
+def test_an_entry_of_a_folder_is_a_path(stub_session: Session, tmp_path: Path) -> None:
+    path = stub_session.generate("x", seconds=0.1).save(tmp_path / "a.wav")
+    (entry,) = os.scandir(tmp_path)
+    assert stub_session.generate("x", init_audio=entry).request.init_audio == str(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"model": None}, "model must be a path: None"),
+        ({"model": b"demo"}, "model must be a path: b'demo'"),
+        ({"device": 0}, "device must be text: 0"),
+        ({"threads": 2.5}, "threads must be a whole number from 1 to 1024: 2.5"),
+        ({"threads": 0}, "threads must be a whole number from 1 to 1024: 0"),
+        ({"precision": 16}, "precision must be text: 16"),
+        ({"progress": True}, "progress must be a function: True"),
+    ],
+    ids=repr,
+)
+def test_options_of_loading_are_checked(stub: Path, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        load(**{"model": stub, **options})
+
+
 def test_rendering_many_is_lazy(stub_session: Session) -> None:
     def requests() -> Any:
         yield Request("x", seconds=1, seed=1)
