@@ -352,6 +352,26 @@ def test_a_tag_without_an_utf8_form_is_written_with_question_marks(tmp_path, enc
     assert read_tags(path)["title"] == "kick ? 太鼓"
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"pcm": sine(10)}, r"must be int16 \[n, 2\]: float64 \[10, 2\]"),
+        ({"pcm": pcm16(10)[:, 0]}, r"must be int16 \[n, 2\]: int16 \[10\]"),
+        ({"pcm": [[0, 0]]}, r"must be int16 \[n, 2\]: \[\[0, 0\]\]"),
+        ({"path": None}, "path must be a path: None"),
+        ({"format": 16}, "format must be text: 16"),
+        ({"tags": {"title": 3}}, "the tag title must be text: 3"),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_what_cannot_be_written_is_refused(tmp_path, options, told):
+    """Floats were cut to whole numbers: silence."""
+    options = {"path": tmp_path / "a.wav", "pcm": pcm16(10), "sample_rate": RATE} | options
+    with pytest.raises(UsageError, match=told):
+        write(**options)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_old_file_stays_whole_until_the_new_one_is(tmp_path, monkeypatch):
     """CASES 55: a crash while writing leaves the older file as it was, and no .part."""
     path = write(tmp_path / "a.wav", pcm16(10), sample_rate=RATE)

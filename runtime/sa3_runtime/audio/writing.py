@@ -20,6 +20,8 @@ from sa3_models.files import whole_file
 from sa3_runtime.audio.formats import Encoding, encoding_for, need
 from sa3_runtime.audio.tags import OPUS_TAG_BYTES, TAG_NAMES, id3
 from sa3_runtime.audio.wav import wav_bytes
+from sa3_runtime.values import path as checked_path
+from sa3_runtime.values import seen, text
 
 __all__ = ["check_encodable", "encode", "write"]
 
@@ -57,10 +59,12 @@ def write(
         The path.
 
     Raises:
-        UsageError: unknown or contradicting format.
+        UsageError: unknown or contradicting format, or samples that aren't int16 [n, channels].
         RunFailed: the file cannot be written, or soundfile or soxr is missing.
     """
-    path = Path(path)
+    path = Path(checked_path("path", path))
+    if format is not None:
+        text("format", format)
     data = encode(pcm, sample_rate, encoding_for(path, format), tags or {})
     try:
         if path.exists() and not path.is_file():  # /dev/null, a named pipe
@@ -79,10 +83,19 @@ def write(
 def encode(
     pcm: NDArray[np.int16], sample_rate: int, encoding: Encoding, tags: Mapping[str, str]
 ) -> bytes:
-    """The complete file as bytes. pcm: int16 [n, 2]."""
+    """The complete file as bytes. pcm: int16 [n, 2].
+
+    Raises:
+        UsageError: other samples, a tag that is no text, or what `check_encodable` refuses.
+    """
+    if not isinstance(pcm, np.ndarray) or pcm.dtype != np.int16 or pcm.ndim != 2:
+        raise UsageError(
+            "samples to be written must be int16 [n, 2]",
+            found=f"{pcm.dtype} {list(pcm.shape)}" if isinstance(pcm, np.ndarray) else seen(pcm),
+        )
     # a lone surrogate (an undecodable byte of a terminal) has no UTF-8 form
     tags = {
-        key: tags[key].encode("utf-8", "replace").decode("utf-8")
+        key: text(f"the tag {key}", tags[key]).encode("utf-8", "replace").decode("utf-8")
         for key in TAG_NAMES
         if tags.get(key)
     }
@@ -111,7 +124,7 @@ def _encode(
 
         samples = resampled(samples.T, sample_rate, encoding.sample_rate).T.clip(-1, 1)
         sample_rate = encoding.sample_rate
-    text, stream = (id3(tags), {}) if encoding.container == "mp3" else (b"", tags)
+    head, stream = (id3(tags), {}) if encoding.container == "mp3" else (b"", tags)
     container, subtype, level, mode = _LIBRARY[encoding.container]
     file = io.BytesIO()
     with soundfile.SoundFile(
@@ -122,7 +135,7 @@ def _encode(
             setattr(sound, key, value)
         for start in range(0, len(samples), _BLOCK):
             sound.write(samples[start : start + _BLOCK])
-    return text + file.getvalue()
+    return head + file.getvalue()
 
 
 def check_encodable(encoding: Encoding, tags: Mapping[str, str]) -> None:
@@ -136,7 +149,7 @@ def check_encodable(encoding: Encoding, tags: Mapping[str, str]) -> None:
         need("soundfile", f"writing {encoding.name}")
     if encoding.sample_rate:
         need("soxr", f"writing {encoding.name}")
-    size = sum(len(text.encode("utf-8", "replace")) for text in tags.values())
+    size = sum(len(tag.encode("utf-8", "replace")) for tag in tags.values())
     if encoding.container == "opus" and size > OPUS_TAG_BYTES:
         raise UsageError(
             "the request is too long for the tags of an Opus file",
