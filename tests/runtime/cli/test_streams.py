@@ -185,6 +185,25 @@ def test_a_run_that_is_stopped_leaves_whole_files_only(start, stub, own_place, n
         assert int.from_bytes(data[4:8], "little") == len(data) - 8
 
 
+def test_an_interruption_of_the_imports_says_nothing():
+    """CASES 55: Ctrl-C before there is anything to clean up."""
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'sa3_runtime.cli.app':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from sa3_runtime.__main__ import main\n"
+        "sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def through_terminal(start, *words, env=None) -> tuple[int, str]:
     """(exit code, what a terminal on stderr was sent)."""
     parent, child = pty.openpty()
