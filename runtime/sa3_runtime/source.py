@@ -91,14 +91,16 @@ def _copied(given: NDArray[Any] | Clip) -> NDArray[np.float32]:
         raise UsageError(
             "source audio is a path, a clip, or an array of float or int16 samples",
             found=f"{kind} of {array.dtype}" if array.ndim else kind,
-            hint="scale other integers to floats of −1 … 1",
+            hint="scale its samples to floats of −1 … 1" if array.ndim else None,
         )
     if array.ndim != 2 or array.shape[0] != 2:
-        turned = array.ndim == 2 and array.shape[1] == 2
+        hint = None
+        if array.ndim == 2 and array.shape[1] == 2:
+            hint = "give its .T"
+        elif array.size in array.shape:  # one row
+            hint = "give mono twice: numpy.stack([mono, mono])"
         raise UsageError(
-            "source audio must have the shape [2, n]",
-            found=str(array.shape),
-            hint="give its .T" if turned else "give mono twice: numpy.stack([mono, mono])",
+            "source audio must have the shape [2, n]", found=str(array.shape), hint=hint
         )
     with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite, and told
         samples = np.array(array, np.float32, order="C")

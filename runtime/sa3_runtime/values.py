@@ -22,7 +22,10 @@ SECONDS_MAX = 1e9  # what can be counted in samples; each model has its own, sma
 
 def seen(value: object) -> str:
     """A value as an error shows it: on one line, at most 80 characters."""
-    shown = " ".join(repr(value).split())
+    try:
+        shown = " ".join(repr(value).split())
+    except ValueError:  # an integer of more digits than Python prints
+        shown = type(value).__name__
     return shown if len(shown) <= 80 else f"{shown[:79]}…"
 
 
@@ -98,7 +101,8 @@ def path(name: str, value: Any, *, hint: str | None = None) -> str:
     Raises:
         UsageError: anything else.
     """
-    if isinstance(value, (str, os.PathLike)) and isinstance(plain := os.fspath(value), str):
+    plain = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if isinstance(plain, str) and "\0" not in plain:
         return plain
     raise UsageError(f"{name} must be a path", found=seen(value), hint=hint)
 

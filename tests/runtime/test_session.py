@@ -278,6 +278,8 @@ def test_a_source_longer_than_the_clip_is_cut_and_told(stub_session: Session) ->
         (np.zeros(10, np.float32), r"shape \[2, n\]: \(10,\) – give mono twice"),
         (np.zeros((1, 10), np.float32), r"shape \[2, n\]: \(1, 10\) – give mono twice"),
         (np.zeros((10, 2), np.int16), r"shape \[2, n\]: \(10, 2\) – give its \.T"),
+        (np.zeros((2, 2, 2)), r"shape \[2, n\]: \(2, 2, 2\)$"),
+        (3.0, r"shape \[2, n\]: \(\)$"),
         (np.full((2, 10), np.nan), "finite: 20 NaN or infinite"),
         (np.full((2, 10), 1e300), "finite: 20 NaN or infinite"),
         (np.zeros((2, 10), np.int32), "float or int16 samples: ndarray of int32"),
