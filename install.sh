@@ -247,30 +247,26 @@ build_model() { # checkpoint, exports, engines of one architecture
     sa3 pull "$1" --checkpoint && sa3 export "$1" && sa3 build "$1" --arch "$TARGET"
 }
 
-models_of() {
-    case $1 in
-        all) printf 'sm-music sm-sfx medium' ;;
-        none | '') ;;
-        *) printf '%s' "${1//,/ }" ;;
-    esac
-}
-
 ask_models() {
+    local kind=checkpoint number model answer
+    [[ " $(published_architectures) " != *" ${TARGET:-none} "* ]] || kind=engine
     say ''
     say 'Which models? The demo is here already; the others ask you to accept their terms first.'
-    say '  1  sm-music   1.7 GB   music up to 2 minutes'
-    say '  2  sm-sfx     1.7 GB   sound effects up to 2 minutes'
-    say '  3  medium     6.6 GB   the best quality, up to 6 minutes'
-    say '  4  all        9 GB'
+    number=0
+    while IFS='|' read -r model answer; do
+        number=$((number + 1))
+        say "$(printf '  %d  %-8s  %4s GB   %s' "$number" "$model" "$(gigabytes "$kind" "$model")" "$answer")"
+    done <<'EOF'
+sm-music|music up to 2 minutes
+sm-sfx|sound effects up to 2 minutes
+medium|the best quality, up to 6 minutes
+all|all of them
+EOF
     say '  5  none'
-    local answer
-    answer=$(ask 'Numbers, separated by commas' 5)
-    answer=${answer//[[:space:]]/}
-    answer=${answer//1/sm-music}
-    answer=${answer//2/sm-sfx}
-    answer=${answer//3/medium}
-    case $answer in *4*) answer=all ;; *5*) answer=none ;; esac
-    engines=$answer
+    [[ $kind == engine ]] || say '  These are checkpoints; what is exported from them comes beside them.'
+    while answer=$(ask 'Numbers, e.g. 1,2' 5); ! engines=$(chosen_models "$answer"); do
+        say "  '$answer' is no choice: numbers from 1 to 5"
+    done
 }
 
 get_engines() {

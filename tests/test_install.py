@@ -171,8 +171,10 @@ def test_a_fresh_cpu_installation_works_is_small_and_is_quick_the_second_time(cl
     assert (site / "click" / "core.py").exists()
 
     # on a terminal it asks which models; the exit code of a pull that fails is its own
-    code, shown = on_terminal(clone, "5", env=no_vendor)
+    code, shown = on_terminal(clone, "1;2\n5", env=no_vendor)
     assert (code, "Which models?" in shown) == (0, True), shown
+    assert "'1;2' is no choice" in shown
+    assert "sm-music   3.5 GB" in shown  # no GPU: the checkpoint
     code, shown = on_terminal(clone, "1", env=no_vendor | {"HF_HUB_OFFLINE": "1"})
     assert code == 3, shown
     assert "offline" in shown

@@ -265,9 +265,15 @@ SMALL, MEDIUM = ("--engines", "sm-music"), ("--engines", "medium")
 ENGINES = {
     "published": (Box((H200,)), SMALL, "sm-music for sm_90: download"),
     "not published, unattended": (Box((ADA,)), MEDIUM, "skip – none published; unattended"),
-    "not published, -y": (Box((ADA,)), (*MEDIUM, "-y"), "medium for sm_89: build – none published"),
+    "not published, -y": (
+        Box((ADA,)),
+        (*MEDIUM, "-y"),
+        "sm_89: build – none published, -y; checkpoints of 10.4",
+    ),
     "another card": (Box((ADA,)), ("--engines=all", "--arch=90"), "all for sm_90: download"),
-    "no card": (Box(), SMALL, "exported for the CPU"),
+    "no card": (Box(), SMALL, "of sm-music (3.5 GB, exports beside them) are pulled"),
+    "no card, all": (Box(), ("--engines", "all"), "(17.4 GB, exports"),
+    "two names": (Box((H200,)), ("--engines", "small-sfx,medium"), "download – 8.3 GB"),
     "CUDA 12": (box("H200", "9.0", "550.54"), (*SMALL, "-y"), "exported for the CPU"),
     "none": (Box((H200,)), ("--engines", "none"), "none – --engines none"),
     "nobody to ask": (Box((H200,)), (), "nobody to ask"),
@@ -282,6 +288,27 @@ def test_engines_are_downloaded_built_or_left(name, tmp_path):
     assert done.returncode == 0, done.stderr
     [line] = [line for line in done.stdout.splitlines() if line.startswith("engines")]
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("answer", "means"),
+    [
+        ("1", "sm-music"),
+        ("1 2", "sm-music,sm-sfx"),
+        (" 3 , 1,", "medium,sm-music"),
+        ("4", "sm-music,sm-sfx,medium"),
+        ("5", "none"),
+        ("medium", "medium"),
+        *((nonsense, None) for nonsense in ("", "12", "6", "1,5", "y", "*", "1;2")),
+    ],
+)
+def test_an_answer_is_understood_or_asked_for_again(answer, means):
+    script = '. "$1"; chosen_models "$2"'
+    done = subprocess.run(
+        ["bash", "-uec", script, "bash", ROOT / "script/install/decide.sh", answer],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ((means, 0) if means else ("", 1))
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,50 @@ published_architectures() {
     done <"$ROOT/models/sa3_models/catalogue.toml"
 }
 
+models_of() { # models_of LIST: their names
+    case $1 in
+        all) printf 'sm-music sm-sfx medium' ;;
+        none | '') ;;
+        *) printf '%s' "${1//,/ }" ;;
+    esac
+}
+
+# chosen_models ANSWER: what the answer to the menu means for --engines; fails if it means nothing.
+chosen_models() {
+    local words word list=''
+    read -r -a words <<<"${1//,/ }"
+    for word in ${words[@]+"${words[@]}"}; do
+        case $word in
+            1 | sm-music) list+=,sm-music ;;
+            2 | sm-sfx) list+=,sm-sfx ;;
+            3 | medium) list+=,medium ;;
+            4 | all) list+=,sm-music,sm-sfx,medium ;;
+            5 | none) ((${#words[@]} == 1)) || return 1; list=,none ;;
+            *) return 1 ;;
+        esac
+    done
+    [[ -n $list ]] || return 1
+    printf '%s' "${list#,}"
+}
+
+# gigabytes KIND LIST: download of the models, as the catalogue has it; KIND: checkpoint, engine.
+gigabytes() {
+    local line model='' sum=0 bytes names
+    names=" $(models_of "$2") "
+    names=${names//' sm-'/' small-'}
+    while IFS= read -r line; do
+        case $line in
+            '[models.'*) model=${line#'[models.'} model=${model%']'} ;;
+            "$1_bytes = "*)
+                bytes=${line#*= }
+                [[ $names != *" $model "* ]] || sum=$((sum + ${bytes//_/} / 1000000))
+                ;;
+        esac
+    done <"$ROOT/models/sa3_models/catalogue.toml"
+    sum=$(((sum + 50) / 100))
+    printf '%d.%d' $((sum / 10)) $((sum % 10))
+}
+
 # Room in MB that the sets take, with the downloads beside them.
 room_for() {
     local need=1000
@@ -136,7 +180,7 @@ decide_disk() {
     if ((FREE_MB < need)) && [[ ! -f $STAMP ]]; then
         FAIL="the disk is too full: $need MB are needed, $FREE_MB MB are free in $ROOT"
     fi
-    decide disk "$FREE_MB MB free, at most $need MB needed" 'downloads included'
+    decide disk "$FREE_MB MB free, at most $need MB needed for packages" 'downloads included'
 }
 
 # Sets of the GPU that are in .venv and not among the chosen ones: nothing removes them.
@@ -232,13 +276,13 @@ decide_all() {
     elif [[ $engines == none ]]; then
         decide engines none '--engines none'
     elif [[ -z $TARGET ]]; then
-        decide engines none "no GPU to use: checkpoints of $engines are pulled and exported for the CPU"
+        decide engines none "no GPU to use: checkpoints of $engines ($(gigabytes checkpoint "$engines") GB, exports beside them) are pulled and exported for the CPU"
     elif [[ " $(published_architectures) " == *" $TARGET "* ]]; then
-        decide engines "$engines for $TARGET: download"
+        decide engines "$engines for $TARGET: download" "$(gigabytes engine "$engines") GB"
     elif [[ $CUDA$FLAVOUR == nonenone ]]; then
         decide engines "$engines for $TARGET: skip" 'none published, and no TensorRT here to build them'
     elif [[ $yes == yes ]]; then
-        decide engines "$engines for $TARGET: build" 'none published, -y'
+        decide engines "$engines for $TARGET: build" "none published, -y; checkpoints of $(gigabytes checkpoint "$engines") GB, exports beside them"
     elif [[ $interactive == yes ]]; then
         decide engines "$engines for $TARGET: asked for below" 'none published'
     else
