@@ -82,6 +82,10 @@ class Bundle:
         if own.is_file():
             return read_export(own).path
         exported = self._export_dir(stage) / name
+        if exported.is_dir():  # no exporter could put a file there
+            raise ArtefactMissing(
+                f"{name} is a folder, not a file", found=str(exported), hint=f"rm -r {exported}"
+            )
         if exported.is_file() and self._reason_against(exported) is None:
             return read_export(exported).path
         if self._has_weights:
@@ -200,7 +204,10 @@ class Bundle:
         if result.returncode:
             lines = (result.stderr or "").strip().splitlines()
             if lines and lines[-1].startswith("sa3: "):  # a whole sentence, with its own hint
-                found, hint = lines[-1].removeprefix("sa3: "), None
+                found, _, advice = lines[-1].removeprefix("sa3: ").partition(" – ")
+                hint = advice or None
+                if "--out" in advice:  # the exporter's own flag; here it names the clip
+                    hint = "free some space, or set SA3_HOME to a folder on another disk"
             else:
                 found = lines[-1] if lines else f"the exporter ended with {result.returncode}"
                 hint = f"sa3 export {self._word} shows more"

@@ -232,3 +232,25 @@ def test_another_graph_under_a_files_name_does_not_count(
     else:
         with pytest.raises(ArtefactMissing, match="holds dit_prepare_fp32"):
             bundle.onnx_file(Stage.DIT_STEP, "fp32")
+
+
+def test_a_folder_in_the_place_of_an_export_is_named_with_its_remedy(
+    data: Path, own_home: Path
+) -> None:
+    model = catalogue.resolve(data / "tiny-music")
+    folder = paths.export_dir(model.name, model.stage_dir(Stage.TEXT)) / "t5gemma_fp32.onnx"
+    folder.mkdir(parents=True)
+    with pytest.raises(ArtefactMissing, match=f"is a folder, not a file.* – rm -r {folder}"):
+        load(data / "tiny-music")
+
+
+def test_a_disk_too_small_for_exports_is_that_of_the_home(
+    data: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exporter's own --out is no flag of a render."""
+    said = "sa3: a.onnx does not fit on the disk: 5 MB free – free space, or use --out"
+    ended = subprocess.CompletedProcess([], 5, stderr=f"reading\n{said}\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(BuildFailed, match="5 MB free – free some space, or set SA3_HOME") as failed:
+        load(data / "tiny-music")
+    assert "--out" not in str(failed.value)

@@ -11,10 +11,12 @@ import errno
 import sys
 import tempfile
 import traceback
+from pathlib import Path
 
 import click
 
 from sa3_models.errors import RunFailed, Sa3Error, UsageError
+from sa3_models.paths import sa3_home
 from sa3_runtime.view import View, silence
 
 __all__ = ["ended"]
@@ -122,7 +124,12 @@ def _refused(error: OSError) -> RunFailed:
     else:
         name = str(error.filename)
         name = name if len(name) <= 200 else f"{name[:100]}…{name[-99:]}"
-        refused = RunFailed("the system refused a file or folder", found=f"{name}: {said}")
+        home = sa3_home()  # of models, exports, engines: nobody named it on the command line
+        ours = Path(str(error.filename)).is_relative_to(home)
+        hint = "set SA3_HOME to a folder of yours that can be written" if ours else None
+        refused = RunFailed(
+            "the system refused a file or folder", found=f"{name}: {said}", hint=hint
+        )
     refused.__cause__ = error
     return refused
 

@@ -51,8 +51,9 @@ def find_player(path: Path) -> str:
     for name in _PLAYERS:
         if shutil.which(name) and (wav or name != "aplay"):
             return name
+    otherwise = f"open {path}" if path.exists() else "leave --play out"
     raise RunFailed(
-        "no player was found", hint=f"install one of {', '.join(_PLAYERS)}, or open {path}"
+        "no player was found", hint=f"install one of {', '.join(_PLAYERS)}, or {otherwise}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -203,6 +204,17 @@ def test_what_the_system_refuses_is_named(sa3, no_loading, tmp_path):
     assert "too long" in ran.err
     assert "unforeseen" not in ran.err
     assert len(ran.err) < 600
+
+
+def test_a_home_that_is_refused_is_named_with_its_variable(sa3, monkeypatch, tmp_path):
+    """CASES 28: nobody gave that folder on the command line."""
+    for path, hinted in ((tmp_path / "home" / "onnx", True), (tmp_path / "clip.wav", False)):
+        error = OSError(errno.EROFS, "Read-only file system", str(path))
+        monkeypatch.setattr(app, "load", lambda name, verb, error=error: failing(error))
+        ran = sa3("doctor")
+        assert ran.code == 1
+        assert f"{path}: Read-only file system" in ran.err
+        assert ("set SA3_HOME" in ran.err) == hinted
 
 
 def test_interrupting_gives_130(sa3, monkeypatch):

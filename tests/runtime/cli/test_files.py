@@ -178,7 +178,9 @@ def test_what_cannot_be_delivered_is_refused_at_once(clip, no_loading, own_place
     assert ran.code == 2
     assert "too long for the tags of an Opus file" in ran.err
     monkeypatch.setenv("PATH", str(own_place))
-    assert "no player was found" in clip("x", "--play").err
+    ran = clip("x", "--play")
+    assert "no player was found" in ran.err
+    assert "leave --play out" in ran.err  # there is nothing to open yet
     monkeypatch.setattr("sa3_runtime.audio.formats.has", lambda package: False)
     ran = clip("x", "-o", "a.flac")
     assert ran.code == 1
@@ -300,6 +302,7 @@ def test_play_names_the_players_it_looked_for(sa3, clip, own_place, monkeypatch)
     ran = sa3("play", path)
     assert ran.code == 1
     assert "no player was found – install one of afplay" in ran.err
+    assert f"or open {path}" in ran.err
     player = own_place / "aplay"
     player.write_text('#!/bin/sh\necho "$2" > played.txt\n')
     player.chmod(0o755)
