@@ -191,7 +191,7 @@ class Request:
         if cfg == 1:
             for name in ("negative_prompt", "apg", "rescale"):
                 if getattr(self, name) is not None:
-                    raise _useless(name, "guidance", "--cfg above 1")
+                    raise _useless(name, "guidance", "--cfg other than 1")
         source = self.init_audio
         if source is not None and Path(source).is_file():
             source = str(Path(source).absolute())

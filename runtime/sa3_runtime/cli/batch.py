@@ -146,7 +146,6 @@ class _Work:
         """Make one row's clip."""
         from sa3_runtime.cli.deliver import deliver, report
         from sa3_runtime.cli.targets import Target, check
-        from sa3_runtime.record import source_digest
 
         began = time.monotonic()
         try:
@@ -156,8 +155,7 @@ class _Work:
             seconds = min(job.request.seconds or 0.0, session.limits.max_seconds)
             check(path, 2 * samples_for(seconds) * job.encoding.bytes_per_sample)
             clip = session.render(job.request)
-            digest = source_digest(job.request)
-            done = deliver(self.model, clip, Target(path, job.encoding), digest)
+            done = deliver(self.model, clip, Target(path, job.encoding), clip.source_sha256)
             written = sha256_of(path)
         except Exception as error:  # whatever it is, the other rows are not to blame
             progress.clear()

@@ -104,8 +104,8 @@ class Run:
         check_names(requests[0])
         length = None
         if requests[0].init_audio is not None:
+            self.digest = source_digest(requests[0])  # of what is read next: a change shows later
             self.source = self._read(requests[0], limits)
-            self.digest = source_digest(requests[0])
             length = min(self.source.samples.shape[1] / SAMPLE_RATE, limits.max_seconds)
         return [request.resolve(limits, source_seconds=length) for request in requests]
 

@@ -185,7 +185,8 @@ def check(path: Path, bytes_needed: int) -> None:
         if free < bytes_needed + SPARE:
             raise RunFailed(
                 "not enough space for the clip",
-                found=f"{free / 1e6:.1f} MB free in {path.parent}, {bytes_needed / 1e6:.1f} needed",
+                found=f"{free / 1e6:.1f} MB free in {path.parent}, "
+                f"{(bytes_needed + SPARE) / 1e6:.1f} needed",
             )
     if path.exists() and not path.stat().st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
         raise RunFailed("the output file is write-protected", found=str(path))
