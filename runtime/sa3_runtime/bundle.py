@@ -87,7 +87,7 @@ class Bundle:
                 f"{name} is a folder, not a file", found=str(exported), hint=f"rm -r {exported}"
             )
         if exported.is_file() and self._reason_against(exported) is None:
-            return read_export(exported).path
+            return exported
         if self._has_weights:
             return None
         formats = [precision, *(["bf16"] if precision == "fp16" else [])]
@@ -96,6 +96,8 @@ class Bundle:
 
     def outdated(self, precision: Precision, lowering: str = "operators") -> tuple[str, ...]:
         """Exports that are there and don't count, each with the reason: they are made again."""
+        if not self._has_weights:
+            return ()
         names = {stage: f"{stage_file(stage, precision, lowering)}.onnx" for stage in Stage}
         paths_there = [self._export_dir(stage) / name for stage, name in names.items()]
         reasons = [self._reason_against(path) for path in paths_there if path.is_file()]
@@ -104,15 +106,19 @@ class Bundle:
     def _reason_against(self, path: Path) -> str | None:
         """Why an export doesn't count: damaged, or not of this checkpoint and today's exporter.
 
-        None if it does. The key of a directory holds its fingerprint already; without weights
-        nothing can be made anew.
+        None if it does. The key of a directory holds its fingerprint already.
+
+        Raises:
+            ArtefactMissing: it is damaged, and without weights nothing can be made anew.
         """
-        if not self._has_weights:
-            return None
         try:
             metadata = read_export(path).metadata
         except ArtefactMissing as error:
+            if not self._has_weights:
+                raise
             return error.what
+        if not self._has_weights:
+            return None
         if metadata.get("exporter", str(EXPORTER)) != str(EXPORTER):
             return f"{path.name} was made by another version of the exporter"
         if self.directory is None and metadata.get("checkpoint") not in (None, self._fingerprint):
