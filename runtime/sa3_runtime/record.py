@@ -59,9 +59,17 @@ def word_of(model: Model) -> str:
 
 
 def source_digest(request: Request) -> str | None:
-    """SHA-256 of the init audio's file; None without one."""
-    source = Path(request.init_audio or "")
-    return sha256_of(source) if request.init_audio and source.is_file() else None
+    """SHA-256 of the init audio, None where it is no regular file.
+
+    None also where it can't be read: why not is for the reader of sound to say.
+    """
+    if request.init_audio is None:
+        return None
+    source = Path(request.init_audio)
+    try:
+        return sha256_of(source) if source.is_file() else None
+    except OSError:
+        return None
 
 
 def record_of(model: Model, request: Request, device: str | None, digest: str | None) -> Record:

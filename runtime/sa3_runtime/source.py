@@ -7,15 +7,14 @@ formats, what becomes of it in a plan.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sa3_models.errors import UsageError
-from sa3_models.files import sha256_of
 from sa3_models.geometry import SAMPLE_RATE
 from sa3_runtime.clip import Clip
+from sa3_runtime.record import source_digest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,7 +60,7 @@ def source_of(request: Request, given: NDArray[Any] | Clip | None, longest: floa
         from sa3_runtime.audio import read
 
         # before it is read: of a file that changes meanwhile, the digest must not be the new one's
-        digest = _digest(Path(request.init_audio))
+        digest = source_digest(request)
         # one second more than can be used, so that it shows whether something is left out
         audio = read(request.init_audio, seconds=(request.seconds or longest) + 1)
         samples, notes = audio.samples, tuple(audio.notes)
@@ -109,14 +108,6 @@ def _copied(given: NDArray[Any] | Clip) -> NDArray[np.float32]:
     if whole:
         samples /= np.float32(32768)
     return samples
-
-
-def _digest(path: Path) -> str | None:
-    """SHA-256 of a regular file, else None; why one can't be read is for the reader to say."""
-    try:
-        return sha256_of(path) if path.is_file() else None
-    except OSError:
-        return None
 
 
 def length_notes(request: Request, samples: int) -> tuple[str, ...]:

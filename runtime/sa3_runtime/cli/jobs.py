@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sa3_models.errors import Sa3Error, UsageError
 from sa3_models.files import sha256_of
+from sa3_runtime.record import source_digest
 from sa3_runtime.request import Request
 
 if TYPE_CHECKING:
@@ -132,8 +133,6 @@ def _job(
     if request.seed is None:
         own = again if out is None else {"out": out}  # rows of one content are variations
         request = replace(request, seed=int(_hash(asdict(request) | own)[:8], 16))
-    source = Path(request.init_audio) if request.init_audio else None
-    digest = sha256_of(source) if source and source.is_file() else None
     if out is not None:
         if not isinstance(out, str) or not out or os.sep in out or out in (".", ".."):
             raise UsageError('"out" is the name of a file in --out-dir', found=repr(out))
@@ -141,7 +140,7 @@ def _job(
         named = encoding_for(name)
         if named.suffix != encoding.suffix:  # the row's own name beats --format
             encoding = named
-    key = _hash([model, asdict(request) | again, out, encoding.name, digest])
+    key = _hash([model, asdict(request) | again, out, encoding.name, source_digest(request)])
     if out is None:
         end = f"-{key[:6]}{encoding.suffix}"
         name = default_name(model, request.seed or 0, request.prompt, end)
