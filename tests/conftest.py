@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,3 +42,29 @@ def constants() -> dict[str, NDArray[np.float32]]:
     from safetensors.numpy import load_file
 
     return load_file(DATA / "goldens" / "constants.safetensors")
+
+
+@pytest.fixture(scope="session")
+def in_threads() -> Callable[..., list[Any]]:
+    """Call functions at the same time: their results, errors among them, in `patience` seconds."""
+
+    def results_of(*work: Callable[[], Any], patience: float = 60) -> list[Any]:
+        results: list[Any] = [None] * len(work)
+        start = threading.Barrier(len(work))
+
+        def run(index: int) -> None:
+            try:
+                start.wait(patience)
+                results[index] = work[index]()
+            except BaseException as error:
+                results[index] = error
+
+        threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(work))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(patience)
+            assert not thread.is_alive()
+        return results
+
+    return results_of

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -53,24 +52,6 @@ def expected(model: Path) -> list[Clip]:
         return [session.render(request) for request in REQUESTS]
 
 
-def in_threads(*work: Callable[[], Any]) -> list[Any]:
-    results: list[Any] = [None] * len(work)
-
-    def run(index: int) -> None:
-        try:
-            results[index] = work[index]()
-        except BaseException as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(work))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-    return results
-
-
 def same(clips: list[Clip], expected: list[Clip], first: int = 0) -> None:
     assert isinstance(clips, list), clips
     for index, clip in enumerate(clips):
@@ -79,18 +60,19 @@ def same(clips: list[Clip], expected: list[Clip], first: int = 0) -> None:
         np.testing.assert_array_equal(clip.latents, wanted.latents)
 
 
-def test_threads_of_one_session_get_the_clips_of_one(model, expected):
+def test_threads_of_one_session_get_the_clips_of_one(model, expected, in_threads):
     with open_session(model) as session:
 
         def work(first: int) -> Callable[[], list[Clip]]:
             order = [REQUESTS[(first + i) % len(REQUESTS)] for i in range(3 * len(REQUESTS))]
             return lambda: [session.render(request) for request in order]
 
-        for first, clips in enumerate(in_threads(*(work(i) for i in range(4)))):
+        found = in_threads(*(work(i) for i in range(4)), patience=PATIENCE)
+        for first, clips in enumerate(found):
             same(clips, expected, first)
 
 
-def test_sessions_in_threads_load_capture_and_replay_beside_each_other(model, expected):
+def test_sessions_in_threads_load_capture_and_replay_beside_each_other(model, expected, in_threads):
     def work() -> list[Clip]:
         clips = []
         for _ in range(3):  # loads and captures of one fall among replays of the others
@@ -98,7 +80,7 @@ def test_sessions_in_threads_load_capture_and_replay_beside_each_other(model, ex
                 clips += [session.render(request) for request in REQUESTS * 2]
         return clips
 
-    for clips in in_threads(work, work, work):
+    for clips in in_threads(work, work, work, patience=PATIENCE):
         same(clips, expected)
 
 

@@ -21,6 +21,7 @@ from sa3_runtime.request import Request
 from sa3_runtime.session import Session, load
 from sa3_runtime.tokenizer import Tokenizer, Tokens
 
+InThreads = Callable[..., list[Any]]
 PATIENCE = 60
 LONG = " ".join(f"word{i}" for i in range(400))
 REQUESTS = [
@@ -36,28 +37,7 @@ def open_null(directory: Path) -> Session:
     return Session(bundle, null_device(bundle.onnx_files("fp32")))
 
 
-def in_threads(*work: Callable[[], Any]) -> list[Any]:
-    """Results of functions run at the same time, errors among them."""
-    results: list[Any] = [None] * len(work)
-    start = threading.Barrier(len(work))
-
-    def run(index: int) -> None:
-        try:
-            start.wait(PATIENCE)
-            results[index] = work[index]()
-        except BaseException as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(work))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-    return results
-
-
-def agree(shared: Session) -> None:
+def agree(shared: Session, in_threads: InThreads) -> None:
     expected = [shared.render(request) for request in REQUESTS]
     kept = [(clip.pcm.copy(), clip.latents.copy()) for clip in expected]
     turns = 3
@@ -85,18 +65,22 @@ def agree(shared: Session) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "null"])
-def test_clips_of_several_threads_are_those_of_one(stub: Path, device: str) -> None:
+def test_clips_of_several_threads_are_those_of_one(
+    stub: Path, device: str, in_threads: InThreads
+) -> None:
     """To the bit, and later renders leave finished clips alone; long prompts mixed with short."""
     with load(stub, threads=1) if device == "cpu" else open_null(stub) as shared:
-        agree(shared)
+        agree(shared, in_threads)
 
 
-def test_clips_of_several_threads_are_those_of_one_with_real_stages(session: Session) -> None:
-    agree(session)
+def test_clips_of_several_threads_are_those_of_one_with_real_stages(
+    session: Session, in_threads: InThreads
+) -> None:
+    agree(session, in_threads)
 
 
 def test_a_tokenizer_is_made_once_and_used_by_one_thread_at_a_time(
-    stub: Path, monkeypatch: pytest.MonkeyPatch
+    stub: Path, monkeypatch: pytest.MonkeyPatch, in_threads: InThreads
 ) -> None:
     """It is told to cut and not to cut between two readings of a prompt."""
     made, inside, together = [], [], []
@@ -126,7 +110,7 @@ def test_a_tokenizer_is_made_once_and_used_by_one_thread_at_a_time(
     assert set(together) == {1}
 
 
-def test_a_render_that_fails_leaves_the_others_served(stub: Path) -> None:
+def test_a_render_that_fails_leaves_the_others_served(stub: Path, in_threads: InThreads) -> None:
     with load(stub, threads=1) as session:
         run = session.device.run
 
@@ -147,7 +131,7 @@ def test_a_render_that_fails_leaves_the_others_served(stub: Path) -> None:
         assert [type(results[i]) for i in (0, 2, 3)] == [Clip] * 3
 
 
-def test_progress_comes_from_the_thread_that_renders(stub: Path) -> None:
+def test_progress_comes_from_the_thread_that_renders(stub: Path, in_threads: InThreads) -> None:
     told: dict[int, list[Progress]] = {}
 
     def progress(event: Progress) -> None:
@@ -179,7 +163,7 @@ def test_a_render_inside_a_render_is_refused_and_the_outer_one_ends(stub: Path) 
     assert all("this thread is rendering" in str(error) for error in found)
 
 
-def test_closing_waits_for_the_render_that_runs(stub: Path) -> None:
+def test_closing_waits_for_the_render_that_runs(stub: Path, in_threads: InThreads) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def progress(event: Progress) -> None:
@@ -211,7 +195,7 @@ def test_closing_waits_for_the_render_that_runs(stub: Path) -> None:
 
 
 def test_nothing_loads_or_warms_up_while_another_session_captures(
-    stub: Path, monkeypatch: pytest.MonkeyPatch
+    stub: Path, monkeypatch: pytest.MonkeyPatch, in_threads: InThreads
 ) -> None:
     """CUDA refuses to wait for a GPU, as loading does, while a stream of it is being captured."""
     gpu = threading.RLock()
@@ -256,7 +240,9 @@ def test_nothing_loads_or_warms_up_while_another_session_captures(
                 np.testing.assert_array_equal(clips[index].pcm, expected.pcm)
 
 
-def test_running_out_of_memory_in_one_session_leaves_the_other_alone(stub: Path) -> None:
+def test_running_out_of_memory_in_one_session_leaves_the_other_alone(
+    stub: Path, in_threads: InThreads
+) -> None:
     with open_null(stub) as rich, open_null(stub) as poor:
         poor.device._driver.total_bytes = 10_000  # type: ignore[attr-defined]
         clip, failed = in_threads(
