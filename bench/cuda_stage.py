@@ -85,11 +85,7 @@ def measure(
     driver.synchronize()
     scratch = free - driver.free_bytes() - sum(memory.size for memory in held) - call.held_bytes
     driver.begin_capture()
-    try:
-        enqueue()
-    except BaseException:
-        driver.abandon_capture()
-        raise
+    enqueue()
     graph = driver.end_capture()
     times = []
     for _ in range(replays + 3):

@@ -20,9 +20,8 @@ def local_architectures() -> tuple[str, ...]:
 
     `CUDA_VISIBLE_DEVICES` is honoured, as the driver does it.
     """
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    driver = _driver()
+    if driver is None:
         return ()
     count, value = ctypes.c_int(), ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
@@ -40,9 +39,15 @@ def local_architectures() -> tuple[str, ...]:
 
 def driver_too_old() -> bool:
     """Whether there is a driver whose CUDA is older than a render on a GPU needs."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    driver = _driver()
+    if driver is None:
         return False
     version = ctypes.c_int()
     return not driver.cuDriverGetVersion(ctypes.byref(version)) and version.value < CUDA_LEAST
+
+
+def _driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None

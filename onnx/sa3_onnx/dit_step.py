@@ -107,9 +107,9 @@ class Step(DitPart):
     def _self_attention(self, name: str, x: Tensor, shared: _Shared) -> Tensor:
         g, c, w = self.g, self.config, self.tensors
         queries, keys = self._queries_keys(name, x, shared.rotary)
-        values = v.linear(
-            g, x, w, f"{name}.to_qkv", rows=self.rows([2]), label=f"{name}.to_v"
-        )  # a product of its own: cutting one result in two copies it
+        # values are a product of their own: cutting one result in two copies it
+        rows, label = self.rows([2]), f"{name}.to_v"
+        values = v.linear(g, x, w, f"{name}.to_qkv", rows=rows, label=label)
         masked = Heads.of(g, g.op("Mul", values, shared.real), c.heads, c.head_dim)
         # both streams in one call: a short clip leaves most of a large GPU idle otherwise
         both = attend(g, queries, keys, masked.repeated(g, self.streams))
@@ -130,12 +130,11 @@ class Step(DitPart):
 
         def normed(y: Tensor, gain: NDArray[np.float64], heads: int) -> Heads:
             with g.fp32():
-                normed = Heads.normed(g, y, gain, heads, c.head_dim, eps=HEAD_NORM_EPS)
-                return normed.rotated(g, *rotary, half=half)
+                unturned = Heads.normed(g, y, gain, heads, c.head_dim, eps=HEAD_NORM_EPS)
+                return unturned.rotated(g, *rotary, half=half)
 
         def product(label: str, rows: list[int], order: NDArray[np.int64] | slice) -> Tensor:
-            label = f"{name}.to_{label}"
-            spans = self.rows(rows)
+            label, spans = f"{name}.to_{label}", self.rows(rows)
             return v.linear(g, x, w, f"{name}.to_qkv", rows=spans, order=order, label=label)
 
         if g.lowering == "operators":

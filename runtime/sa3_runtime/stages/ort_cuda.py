@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from sa3_models.errors import MachineMismatch, RunFailed, first_line
 from sa3_models.geometry import LATENT_LEN_MAX, SAMPLES_PER_LATENT
-from sa3_models.onnx_file import OnnxFile, read_onnx
+from sa3_models.onnx_file import read_onnx
 from sa3_models.stages import Stage, StageIO
 from sa3_runtime.devices.cuda.driver import OutOfDeviceMemory
 
@@ -77,7 +77,6 @@ class OrtCudaStage:
         self.latent_range = (1, LATENT_LEN_MAX)
         self.weight_bytes = sum(file.stat().st_size for file in (path, *graph.data))
         self.description = "ONNX Runtime"
-        self._graph: OnnxFile = graph
         self._stage = stage
         self._driver = driver
         self._any: Any = None  # a session for all lengths
